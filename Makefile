@@ -1,0 +1,3 @@
+# The two commands of this project: `make demo` and `make test`.
+
+.PHONY: demo test
