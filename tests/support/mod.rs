@@ -1,0 +1,4 @@
+//! What the black-box tests share.
+#![allow(dead_code, clippy::unwrap_used)]
+
+pub mod fake_vllm;
