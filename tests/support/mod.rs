@@ -2,3 +2,5 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod fake_vllm;
+pub mod front;
+pub mod raw;

@@ -248,6 +248,8 @@ async fn respond(shared: Arc<Shared>, body: Bytes, kind: Kind) -> Response {
     let (events, receiver) = mpsc::channel::<io::Result<Bytes>>(1);
     // Ends by itself: when the receiver is dropped with the response body, sending fails.
     tokio::spawn(async move {
+        // All of it moves here, not just the flag that is assigned below.
+        let mut active = active;
         let sent = stream(&shared, &job, &events).await;
         active.finished = sent.is_ok();
     });
