@@ -300,9 +300,9 @@ async fn a_large_answer_waits_for_a_slow_client_without_piling_up() {
 async fn a_large_request_streams_through() {
     let fake = FakeVllm::start().await;
     let front = Front::start(fake.addr).await;
-    let pieces = futures::stream::iter((0..32).map(|n| {
-        Ok::<_, std::io::Error>(Bytes::from(vec![b'a' + n as u8 % 26; PIECE]))
-    }));
+    let pieces = futures::stream::iter(
+        (0..32).map(|n| Ok::<_, std::io::Error>(Bytes::from(vec![b'a' + n as u8 % 26; PIECE]))),
+    );
     let response = client()
         .post(front.url() + "/v1/chat/completions")
         .body(reqwest::Body::wrap_stream(pieces))

@@ -271,7 +271,12 @@ impl Default for CaptureKeys {
 
 impl Default for StoreKeys {
     fn default() -> Self {
-        Self { kind: StoreKind::Memory, max_samples: 4000, max_bytes: 512 << 20, ttl_seconds: 86_400 }
+        Self {
+            kind: StoreKind::Memory,
+            max_samples: 4000,
+            max_bytes: 512 << 20,
+            ttl_seconds: 86_400,
+        }
     }
 }
 

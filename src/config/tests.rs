@@ -24,7 +24,10 @@ fn flags_win_over_environment_over_file_over_default() {
     let (_keep, path) = file("[learn]\nepochs = 3\nseed = 4\nround_samples = 5\n");
     let loaded = sidecar::load(&Layers {
         file: Some(path.clone()),
-        env: vec![("DA_LEARN_SEED".into(), "40".into()), ("DA_LEARN_ROUND_SAMPLES".into(), "50".into())],
+        env: vec![
+            ("DA_LEARN_SEED".into(), "40".into()),
+            ("DA_LEARN_ROUND_SAMPLES".into(), "50".into()),
+        ],
         flags: vec![("--set".into(), "learn.round_samples".into(), "500".into())],
         ..layers()
     })
@@ -68,12 +71,10 @@ fn wrong_values_are_refused_with_key_value_and_source() {
         assert!(error.contains(&format!("{key} = {value}")), "{text}: {error}");
         assert!(error.contains("file /") && error.contains(reason), "{text}: {error}");
     }
-    let error = sidecar::load(&Layers {
-        env: vec![("DA_LEARN_EPOCHS".into(), "two".into())],
-        ..layers()
-    })
-    .unwrap_err()
-    .to_string();
+    let error =
+        sidecar::load(&Layers { env: vec![("DA_LEARN_EPOCHS".into(), "two".into())], ..layers() })
+            .unwrap_err()
+            .to_string();
     assert_eq!(
         error,
         "learn.epochs = \"two\" (environment variable DA_LEARN_EPOCHS): expected a whole number"

@@ -59,8 +59,8 @@ pub enum ControlListener {
 pub fn bind_socket(path: &Path) -> Result<UnixListener, FolderError> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::remove_file(path).ok();
-    let listener =
-        UnixListener::bind(path).map_err(|error| FolderError::io("make the socket", path, error))?;
+    let listener = UnixListener::bind(path)
+        .map_err(|error| FolderError::io("make the socket", path, error))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
         .map_err(|error| FolderError::io("set permissions of", path, error))?;
     Ok(listener)
@@ -103,12 +103,8 @@ fn refused(error: ReleaseError) -> Status {
     }
 }
 
-fn action(
-    outcome: Result<String, ReleaseError>,
-) -> Result<Response<wire::ActionReply>, Status> {
-    outcome
-        .map(|message| Response::new(wire::ActionReply { message }))
-        .map_err(refused)
+fn action(outcome: Result<String, ReleaseError>) -> Result<Response<wire::ActionReply>, Status> {
+    outcome.map(|message| Response::new(wire::ActionReply { message })).map_err(refused)
 }
 
 fn named(version: String) -> Option<String> {
@@ -182,7 +178,8 @@ impl Control for ControlService {
         let removed = blocking(move || store.purge())
             .await
             .map_err(|error| Status::internal(error.to_string()))?;
-        let message = format!("deleted {removed} samples; what was learned from them stays in the drafts");
+        let message =
+            format!("deleted {removed} samples; what was learned from them stays in the drafts");
         Ok(Response::new(wire::ActionReply { message }))
     }
 }

@@ -32,7 +32,9 @@ pub enum SinkError {
     /// The server looked at this version and will not run it; it still runs the one before.
     #[error("the server refused the draft: {0}")]
     Refused(String),
-    #[error("the server has no draft route\nhint: install the vLLM plugin, or set publish.sink = \"folder\"")]
+    #[error(
+        "the server has no draft route\nhint: install the vLLM plugin, or set publish.sink = \"folder\""
+    )]
     NoRoute,
 }
 

@@ -17,8 +17,12 @@ const MIN_DOMAIN_POSITIONS: u64 = 50;
 pub enum Verdict {
     Publish,
     /// Too little held-out data to tell: go on training, publish nothing.
-    Hold { reason: String },
-    Refuse { reason: String },
+    Hold {
+        reason: String,
+    },
+    Refuse {
+        reason: String,
+    },
 }
 
 impl Verdict {
@@ -66,9 +70,8 @@ fn verdict(settings: &GateSettings, scores: &GateScores, after: &Acceptance) -> 
         return Verdict::Refuse { reason };
     }
     let judged = scores.domains.iter().filter(|domain| domain.positions >= MIN_DOMAIN_POSITIONS);
-    let worst = judged.min_by(|left, right| {
-        (left.after - left.before).total_cmp(&(right.after - right.before))
-    });
+    let worst = judged
+        .min_by(|left, right| (left.after - left.before).total_cmp(&(right.after - right.before)));
     match worst {
         Some(domain)
             if scores.domains.len() > 1

@@ -42,11 +42,23 @@ pub enum Phase {
     Starting,
     /// Waiting for samples.
     Waiting,
-    Training { round: u64, new_samples: usize, samples: usize, steps: u64, loss: Option<f32> },
-    Gating { round: u64 },
-    Publishing { version: String },
+    Training {
+        round: u64,
+        new_samples: usize,
+        samples: usize,
+        steps: u64,
+        loss: Option<f32>,
+    },
+    Gating {
+        round: u64,
+    },
+    Publishing {
+        version: String,
+    },
     Comparing,
-    Restarting { version: String },
+    Restarting {
+        version: String,
+    },
     Paused,
     Off,
     Stopped,
@@ -190,11 +202,7 @@ impl Learn {
     }
 
     /// Drops a sample that the trainer has died of again and again, when it was alone in its round.
-    async fn give_up_on_killer(
-        &self,
-        memory: &mut Memory,
-        ids: &[u64],
-    ) -> Result<(), LearnError> {
+    async fn give_up_on_killer(&self, memory: &mut Memory, ids: &[u64]) -> Result<(), LearnError> {
         if let [id] = *ids
             && memory.deaths >= DEATHS_BEFORE_SHRINKING
             && memory.deaths % DEATHS_BEFORE_SHRINKING == 0

@@ -22,9 +22,13 @@ pub const CURRENT_LINK: &str = "current";
 pub enum FolderError {
     #[error("cannot {what} {path}: {reason}{}", hint(.reason))]
     Io { what: &'static str, path: String, reason: std::io::Error },
-    #[error("{path} is not a ledger of this build: {reason}\nhint: restore it, or start with another work folder")]
+    #[error(
+        "{path} is not a ledger of this build: {reason}\nhint: restore it, or start with another work folder"
+    )]
     Ledger { path: String, reason: String },
-    #[error("no draft at {path}: {reason}\nhint: make one with `da-build --model TARGET --output DIR` and pass it with --draft")]
+    #[error(
+        "no draft at {path}: {reason}\nhint: make one with `da-build --model TARGET --output DIR` and pass it with --draft"
+    )]
     NoDraft { path: String, reason: String },
     #[error("{0}")]
     Manifest(#[from] ManifestError),
@@ -68,8 +72,7 @@ impl WorkDir {
     /// When it cannot be written to, or another sidecar holds it.
     pub fn open(root: &Path) -> Result<Self, FolderError> {
         std::fs::create_dir_all(root).map_err(|error| FolderError::io("make", root, error))?;
-        let root =
-            root.canonicalize().map_err(|error| FolderError::io("resolve", root, error))?;
+        let root = root.canonicalize().map_err(|error| FolderError::io("resolve", root, error))?;
         let lock_path = root.join("lock");
         let lock = File::options()
             .create(true)
@@ -150,8 +153,10 @@ impl WorkDir {
             }
             std::fs::copy(&from, &to).map_err(|error| FolderError::io("copy", &from, error))?;
         }
-        let text = serde_json::to_vec_pretty(&manifest)
-            .map_err(|error| FolderError::Ledger { path: MANIFEST_FILE.into(), reason: error.to_string() })?;
+        let text = serde_json::to_vec_pretty(&manifest).map_err(|error| FolderError::Ledger {
+            path: MANIFEST_FILE.into(),
+            reason: error.to_string(),
+        })?;
         let path = staged.join(MANIFEST_FILE);
         std::fs::write(&path, text).map_err(|error| FolderError::io("write", &path, error))?;
         self.place(FIRST_VERSION)?;
@@ -173,9 +178,9 @@ impl WorkDir {
         let drafts = self.drafts();
         let listing =
             std::fs::read_dir(&drafts).map_err(|error| FolderError::io("list", &drafts, error))?;
-        let numbers = listing.flatten().filter_map(|entry| {
-            entry.file_name().to_str()?.strip_prefix('v')?.parse::<u64>().ok()
-        });
+        let numbers = listing
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.strip_prefix('v')?.parse::<u64>().ok());
         Ok(numbers.max().map_or(0, |highest| highest + 1))
     }
 
@@ -207,7 +212,8 @@ impl WorkDir {
         remove(&fresh)?;
         std::os::unix::fs::symlink(version, &fresh)
             .map_err(|error| FolderError::io("link", &fresh, error))?;
-        std::fs::rename(&fresh, &link).map_err(|error| FolderError::io("rename to", &link, error))?;
+        std::fs::rename(&fresh, &link)
+            .map_err(|error| FolderError::io("rename to", &link, error))?;
         sync_folder(&self.drafts())
     }
 
@@ -216,8 +222,7 @@ impl WorkDir {
     pub fn retain(&self, ledger: &mut Ledger, keep: usize, protect: &[String]) -> usize {
         let mut kept = 0;
         let mut removed = 0;
-        let running_parent =
-            ledger.find(&ledger.running).and_then(|record| record.parent.clone());
+        let running_parent = ledger.find(&ledger.running).and_then(|record| record.parent.clone());
         let (running, pinned) = (ledger.running.clone(), ledger.pinned.clone());
         for record in ledger.versions.iter_mut().rev().filter(|record| record.on_disk) {
             let name = Some(&record.version);
@@ -235,7 +240,9 @@ impl WorkDir {
                     record.on_disk = false;
                     removed += 1;
                 }
-                Err(error) => tracing::warn!(version = record.version, %error, "cannot delete an old version"),
+                Err(error) => {
+                    tracing::warn!(version = record.version, %error, "cannot delete an old version")
+                }
             }
         }
         removed
@@ -277,9 +284,7 @@ impl WorkDir {
                 record.on_disk = false;
             }
         }
-        ledger
-            .versions
-            .retain(|record| record.state != VersionState::Publishing || record.on_disk);
+        ledger.versions.retain(|record| record.state != VersionState::Publishing || record.on_disk);
         if let Some(version) = rejoined {
             tracing::info!(version, "completing a publication that was cut short");
             ledger.running = version;
@@ -306,7 +311,8 @@ impl WorkDir {
 /// # Errors
 /// When the folder is not a draft or does not match its manifest.
 pub fn check_draft(draft: &Path) -> Result<DraftManifest, FolderError> {
-    let no_draft = |reason: String| FolderError::NoDraft { path: draft.display().to_string(), reason };
+    let no_draft =
+        |reason: String| FolderError::NoDraft { path: draft.display().to_string(), reason };
     if draft.as_os_str().is_empty() {
         return Err(no_draft("none was given".into()));
     }
@@ -363,10 +369,8 @@ fn foreign_manifest(draft: &Path) -> Result<DraftManifest, FolderError> {
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), FolderError> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let failed = |error| FolderError::io("write", path, error);
-    let mut file = tempfile::Builder::new()
-        .prefix(STAGED_PREFIX)
-        .tempfile_in(folder)
-        .map_err(failed)?;
+    let mut file =
+        tempfile::Builder::new().prefix(STAGED_PREFIX).tempfile_in(folder).map_err(failed)?;
     file.write_all(bytes).map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;

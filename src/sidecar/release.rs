@@ -103,7 +103,11 @@ enum Command {
     /// The gate refused; the reply is the number of refusals in a row.
     GateRefused(oneshot::Sender<u32>),
     /// The trainer has started again from a version.
-    Restarted { version: String, data_hash: String, reply: oneshot::Sender<Result<(), ReleaseError>> },
+    Restarted {
+        version: String,
+        data_hash: String,
+        reply: oneshot::Sender<Result<(), ReleaseError>>,
+    },
     Live(String, LiveCounters),
 }
 
@@ -271,7 +275,11 @@ impl Release {
                 self.set_serving(Some(running.version), None);
             }
             Ok(running) => {
-                tracing::info!(server = running.version, version = wanted, "bringing the server to our version");
+                tracing::info!(
+                    server = running.version,
+                    version = wanted,
+                    "bringing the server to our version"
+                );
                 match self.swap(&wanted, "sync", Some(running.version)).await {
                     Ok(_) => self.backoff = Duration::ZERO,
                     Err(error) => self.back_off(&error),
@@ -344,7 +352,12 @@ impl Release {
                 });
                 self.set_serving(Some(version.to_owned()), None);
                 self.save_or_log().await;
-                tracing::info!(version, cause, stall_ms = delivery.commit_ms, "the server runs another draft");
+                tracing::info!(
+                    version,
+                    cause,
+                    stall_ms = delivery.commit_ms,
+                    "the server runs another draft"
+                );
                 Ok(delivery.commit_ms)
             }
             Err(error) => {
@@ -362,8 +375,8 @@ impl Release {
         let folder = self.work.version(version);
         let delivered =
             tokio::time::timeout(self.swap_timeout, self.sink.deliver(version, &folder)).await;
-        let delivery = delivered
-            .map_err(|_| SinkError::Unavailable("the swap took too long".into()))??;
+        let delivery =
+            delivered.map_err(|_| SinkError::Unavailable("the swap took too long".into()))??;
         let running = self.ask().await?;
         if self.matches(&running, version) {
             return Ok(delivery);

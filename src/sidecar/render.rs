@@ -15,7 +15,9 @@ pub enum RenderError {
     File { path: PathBuf, reason: String },
     #[error("there is no tokenizer\nhint: requests that ask for `return_token_ids` need none")]
     NoTokenizer,
-    #[error("the model has no chat template\nhint: only completions can be captured, or chats that ask for `return_token_ids`")]
+    #[error(
+        "the model has no chat template\nhint: only completions can be captured, or chats that ask for `return_token_ids`"
+    )]
     NoTemplate,
     #[error(transparent)]
     Template(#[from] ChatError),
@@ -50,10 +52,10 @@ impl Renderer {
         let jinja = folder.join("chat_template.jinja");
         let source = if jinja.exists() {
             let bytes = read(&jinja)?;
-            Some(String::from_utf8(bytes).map_err(|e| RenderError::File {
-                path: jinja,
-                reason: e.to_string(),
-            })?)
+            Some(
+                String::from_utf8(bytes)
+                    .map_err(|e| RenderError::File { path: jinja, reason: e.to_string() })?,
+            )
         } else {
             template_in(&config)
         };

@@ -41,7 +41,9 @@ pub use super::supervisor::Launch;
 pub enum RunError {
     #[error("{0}")]
     Folder(#[from] FolderError),
-    #[error("cannot listen on {address} ({key}): {reason}\nhint: another program may use the port; choose another one")]
+    #[error(
+        "cannot listen on {address} ({key}): {reason}\nhint: another program may use the port; choose another one"
+    )]
     Bind { key: &'static str, address: String, reason: std::io::Error },
     #[error("{0}")]
     Store(#[from] StoreError),
@@ -174,8 +176,7 @@ impl Sidecar {
             metrics: metrics.clone(),
         };
         tasks.spawn(scoring.run(learning.clone()));
-        let upkeep =
-            upkeep::run(self.store.clone(), settings.store.ttl_seconds, metrics.clone());
+        let upkeep = upkeep::run(self.store.clone(), settings.store.ttl_seconds, metrics.clone());
         tasks.spawn(until(learning.clone(), upkeep));
 
         let (sender, receiver) =
@@ -348,10 +349,7 @@ async fn until(stop: CancellationToken, work: impl Future<Output = ()>) {
     }
 }
 
-async fn bind(
-    key: &'static str,
-    address: &str,
-) -> Result<(TcpListener, SocketAddr), RunError> {
+async fn bind(key: &'static str, address: &str) -> Result<(TcpListener, SocketAddr), RunError> {
     let failed = |reason| RunError::Bind { key, address: address.to_owned(), reason };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
@@ -401,9 +399,11 @@ fn open_store(
 }
 
 fn proxy_settings(settings: &SidecarSettings) -> Result<proxy::ProxySettings, RunError> {
-    let upstream: http::Uri = settings.upstream.url.parse().map_err(|_| {
-        proxy::ProxyError::Upstream { got: settings.upstream.url.clone() }
-    })?;
+    let upstream: http::Uri = settings
+        .upstream
+        .url
+        .parse()
+        .map_err(|_| proxy::ProxyError::Upstream { got: settings.upstream.url.clone() })?;
     Ok(proxy::ProxySettings {
         denied_paths: settings.proxy.deny.clone(),
         max_request_bytes: settings.proxy.max_request_bytes,

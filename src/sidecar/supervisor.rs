@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use tokio::net::UnixStream;
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Uri};
@@ -48,7 +48,7 @@ struct Line {
     client: Option<TrainerClient<Channel>>,
     pid: Option<u32>,
     restarts: u64,
-    last_error: Option<String>,
+    ended: Option<String>,
 }
 
 /// Keeps one trainer child running.
@@ -72,33 +72,32 @@ impl Supervisor {
 
     /// Runs until `shutdown`; the child then ends before this returns.
     pub async fn run(mut self, shutdown: CancellationToken) {
-        let mut backoff = FIRST_BACKOFF;
+        let first_backoff = FIRST_BACKOFF.min(self.options.restart_max);
+        let mut backoff = first_backoff;
         loop {
             let started = Instant::now();
             let end = self.run_child(&shutdown).await;
             self.options.metrics.trainer_up.set(0);
             let End::Died(reason) = end else {
-                self.line.send_modify(|line| *line = Line { restarts: line.restarts, ..Line::default() });
+                self.line.send_modify(|line| {
+                    *line = Line { restarts: line.restarts, ..Line::default() }
+                });
                 return;
             };
             if started.elapsed() >= HEALTHY_AFTER {
-                backoff = FIRST_BACKOFF;
+                backoff = first_backoff;
             }
-            let backoff_now = backoff.min(self.options.restart_max);
-            tracing::warn!(reason, retry_in = ?backoff_now, "the trainer process ended");
+            tracing::warn!(reason, retry_in = ?backoff, "the trainer process ended");
             self.options.metrics.trainer_restarts.inc();
             self.line.send_modify(|line| {
-                *line = Line {
-                    restarts: line.restarts + 1,
-                    last_error: Some(reason),
-                    ..Line::default()
-                };
+                *line =
+                    Line { restarts: line.restarts + 1, ended: Some(reason), ..Line::default() };
             });
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = tokio::time::sleep(backoff_now) => {}
+                () = tokio::time::sleep(backoff) => {}
             }
-            backoff *= 2;
+            backoff = (backoff * 2).min(self.options.restart_max);
         }
     }
 
@@ -120,8 +119,10 @@ impl Supervisor {
         // A kill that was asked for while no child ran is not meant for this one.
         while self.kills.try_recv().is_ok() {}
         let pid = child.id();
+        // Held here: `Child::wait` would close it, and the child ends when it is closed.
+        let stdin = child.stdin.take();
         tokio::select! {
-            () = shutdown.cancelled() => return self.end(child).await,
+            () = shutdown.cancelled() => return self.end(child, stdin).await,
             status = child.wait() => return End::Died(describe(status)),
             client = self.connect() => match client {
                 Some(client) => {
@@ -139,7 +140,7 @@ impl Supervisor {
             },
         }
         tokio::select! {
-            () = shutdown.cancelled() => self.end(child).await,
+            () = shutdown.cancelled() => self.end(child, stdin).await,
             status = child.wait() => End::Died(describe(status)),
             _ = self.kills.recv() => {
                 child.kill().await.ok();
@@ -171,9 +172,9 @@ impl Supervisor {
     }
 
     /// Closes the child's standard input, which asks it to save its state and end.
-    async fn end(&self, mut child: Child) -> End {
+    async fn end(&self, mut child: Child, stdin: Option<ChildStdin>) -> End {
         self.line.send_modify(|line| line.client = None);
-        drop(child.stdin.take());
+        drop(stdin);
         if tokio::time::timeout(self.options.grace, child.wait()).await.is_err() {
             tracing::warn!("the trainer process did not end in time and is killed");
             child.kill().await.ok();

@@ -40,7 +40,12 @@ pub async fn learn_names(client: Client, names: TargetNames, shutdown: Cancellat
 /// The teacher that the settings name, made once the target's name is known.
 pub enum ConfiguredTeacher {
     Live(LiveTeacher),
-    Rescore { client: Client, settings: Box<RescoreSettings>, names: TargetNames, made: OnceCell<RescoreTeacher> },
+    Rescore {
+        client: Client,
+        settings: Box<RescoreSettings>,
+        names: TargetNames,
+        made: OnceCell<RescoreTeacher>,
+    },
 }
 
 impl ConfiguredTeacher {

@@ -205,7 +205,8 @@ impl Ledger {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(FolderError::io("read", &path, error)),
         };
-        let damaged = |reason: String| FolderError::Ledger { path: path.display().to_string(), reason };
+        let damaged =
+            |reason: String| FolderError::Ledger { path: path.display().to_string(), reason };
         let ledger: Self =
             serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
         if ledger.schema != SCHEMA {
@@ -219,8 +220,10 @@ impl Ledger {
     /// # Errors
     /// When it cannot be written; the old one is then untouched.
     pub fn save(&self, work_dir: &Path) -> Result<(), FolderError> {
-        let text = serde_json::to_vec_pretty(self)
-            .map_err(|error| FolderError::Ledger { path: LEDGER_FILE.into(), reason: error.to_string() })?;
+        let text = serde_json::to_vec_pretty(self).map_err(|error| FolderError::Ledger {
+            path: LEDGER_FILE.into(),
+            reason: error.to_string(),
+        })?;
         write_atomically(&work_dir.join(LEDGER_FILE), &text)
     }
 

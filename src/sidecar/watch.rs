@@ -116,9 +116,9 @@ impl Watch {
     /// Opens a new case when another version has come to run.
     fn follow(&self, memory: &mut Memory, snapshot: &Snapshot, version: &str) {
         let known = memory.case.as_ref();
-        if known.is_some_and(|case| {
-            case.version == version && case.generation == snapshot.generation
-        }) {
+        if known
+            .is_some_and(|case| case.version == version && case.generation == snapshot.generation)
+        {
             return;
         }
         if let Some(case) = memory.case.as_mut().filter(|case| case.version == version) {
@@ -130,16 +130,24 @@ impl Watch {
         let record = snapshot.ledger.find(version);
         // Only a publication puts a version beside its parent in time; after a roll-back or a pin
         // the parent's figures are from other traffic.
-        let arrival = snapshot.ledger.swaps.iter().rev().find(|swap| swap.version == version && swap.cause != "sync");
+        let arrival = snapshot
+            .ledger
+            .swaps
+            .iter()
+            .rev()
+            .find(|swap| swap.version == version && swap.cause != "sync");
         let parent = record
             .and_then(|record| record.parent.clone())
             .filter(|_| arrival.is_some_and(|swap| swap.cause == "publish"));
         let before = parent.and_then(|parent| {
             let seen = memory.evidence.get(&parent).map(Evidence::total);
-            let counters = seen.or_else(|| snapshot.ledger.find(&parent).map(|record| record.live.clone()))?;
+            let counters =
+                seen.or_else(|| snapshot.ledger.find(&parent).map(|record| record.live.clone()))?;
             Some((parent, counters))
         });
-        memory.evidence.retain(|known, _| before.as_ref().is_some_and(|(parent, _)| parent == known));
+        memory
+            .evidence
+            .retain(|known, _| before.as_ref().is_some_and(|(parent, _)| parent == known));
         memory.case = Some(Case {
             version: version.to_owned(),
             generation: snapshot.generation,
@@ -181,7 +189,11 @@ impl Watch {
         match decision {
             Decision::Wait => {}
             Decision::Drift { reason, predicted } => {
-                tracing::info!(version = case.version, reason, "live acceptance fell with the traffic");
+                tracing::info!(
+                    version = case.version,
+                    reason,
+                    "live acceptance fell with the traffic"
+                );
                 self.metrics.drifts.inc();
                 // The comparison with the version before is void: the traffic is another.
                 case.before = None;
@@ -207,7 +219,9 @@ impl Watch {
     async fn roll_back(&self, version: &str, reason: String) {
         match self.release.roll_back(None, RollbackCause::Watch, reason.clone()).await {
             Ok(message) => tracing::warn!(version, reason, message, "a version was taken back"),
-            Err(error) => tracing::error!(version, reason, %error, "a version should be taken back"),
+            Err(error) => {
+                tracing::error!(version, reason, %error, "a version should be taken back")
+            }
         }
     }
 
@@ -240,7 +254,9 @@ impl Watch {
 
 enum Measured {
     Both(Comparison),
-    TooFew { unscored: usize },
+    TooFew {
+        unscored: usize,
+    },
     /// The trainer is down.
     NoAnswer,
 }

@@ -12,7 +12,9 @@ use crate::proto::control::control_client::ControlClient;
 /// Why a command was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    #[error("no sidecar answers at {address}: {reason}\nhint: is it running, and with this --work-dir?")]
+    #[error(
+        "no sidecar answers at {address}: {reason}\nhint: is it running, and with this --work-dir?"
+    )]
     Unreachable { address: String, reason: String },
     #[error("{0}")]
     Refused(String),
@@ -72,7 +74,8 @@ pub async fn ask(address: &ControlAddress, what: Ask, json: bool) -> Result<Stri
 }
 
 async fn connect(address: &ControlAddress) -> Result<ControlClient<Channel>, ControlError> {
-    let unreachable = |reason: String| ControlError::Unreachable { address: address.to_string(), reason };
+    let unreachable =
+        |reason: String| ControlError::Unreachable { address: address.to_string(), reason };
     let channel = match address {
         ControlAddress::Socket(path) => {
             // tonic's own message says only "transport error"; this one says what is wrong.
@@ -91,7 +94,8 @@ async fn connect(address: &ControlAddress) -> Result<ControlClient<Channel>, Con
         }
     };
     let channel = channel.map_err(|error| {
-        let reason = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        let reason = std::error::Error::source(&error)
+            .map_or_else(|| error.to_string(), ToString::to_string);
         unreachable(reason)
     })?;
     Ok(ControlClient::new(channel))
@@ -185,11 +189,9 @@ fn status_text(document: &serde_json::Value) -> String {
             field("/counters/rollbacks"),
         ),
     ];
-    for (name, pointer) in [
-        ("pinned", "/pinned"),
-        ("error", "/upstream/error"),
-        ("trainer", "/trainer/last_error"),
-    ] {
+    for (name, pointer) in
+        [("pinned", "/pinned"), ("error", "/upstream/error"), ("trainer", "/trainer/last_error")]
+    {
         if field(pointer) != "-" {
             lines.push(format!("{name:<9} {}", field(pointer)));
         }

@@ -49,7 +49,12 @@ impl Learn {
             })
             .await?
         };
-        tracing::info!(round = number, new = new_samples, samples = round.samples.len(), "a round begins");
+        tracing::info!(
+            round = number,
+            new = new_samples,
+            samples = round.samples.len(),
+            "a round begins"
+        );
         let mut phase = Phase::Training {
             round: number,
             new_samples,
@@ -114,7 +119,12 @@ impl Learn {
         let store = self.store.clone();
         blocking(move || store.mark_learned(&round.new_ids)).await?;
         self.metrics.training_rounds.with_label_values(&["done"]).inc();
-        tracing::info!(steps = cost.steps, tokens = cost.tokens, seconds = cost.seconds, "a round is learned");
+        tracing::info!(
+            steps = cost.steps,
+            tokens = cost.tokens,
+            seconds = cost.seconds,
+            "a round is learned"
+        );
         Ok(())
     }
 

@@ -143,7 +143,8 @@ impl Release {
         reason: String,
     ) -> Result<String, ReleaseError> {
         if let Some(pinned) = &self.ledger.pinned {
-            let message = format!("{pinned} is pinned\nhint: unpin it first, `da-sidecar pin --clear`");
+            let message =
+                format!("{pinned} is pinned\nhint: unpin it first, `da-sidecar pin --clear`");
             return Err(ReleaseError::NotPossible(message));
         }
         let from = self.ledger.running.clone();
@@ -212,7 +213,9 @@ impl Release {
         }
         if !self.ledger.can_run(record) {
             let state = record.state.word();
-            return Err(ReleaseError::NotPossible(format!("{version} is {state} and never runs again")));
+            return Err(ReleaseError::NotPossible(format!(
+                "{version} is {state} and never runs again"
+            )));
         }
         Ok(())
     }

@@ -44,7 +44,8 @@ pub struct TrainerInfo {
     pub up: bool,
     pub pid: Option<u32>,
     pub restarts: u64,
-    pub last_error: Option<String>,
+    /// How the last process ended.
+    pub ended: Option<String>,
 }
 
 /// The line to the trainer. Cheap to clone; calls are carried out one after the other.
@@ -65,7 +66,7 @@ impl TrainerHandle {
             up: line.client.is_some(),
             pid: line.pid,
             restarts: line.restarts,
-            last_error: line.last_error.clone(),
+            ended: line.ended.clone(),
         }
     }
 
@@ -148,7 +149,7 @@ impl TrainerHandle {
     fn client(&self) -> Result<TrainerClient<Channel>, TrainerError> {
         let line = self.line.borrow();
         line.client.clone().ok_or_else(|| {
-            let reason = line.last_error.clone().unwrap_or_else(|| "it is starting".into());
+            let reason = line.ended.clone().unwrap_or_else(|| "it is starting".into());
             TrainerError::Down(reason)
         })
     }

@@ -5,10 +5,10 @@ use crate::distill::{Sample, TopK};
 use crate::proto::trainer as wire;
 
 pub fn to_wire(sample: &Sample) -> wire::Sample {
-    let teacher = sample.teacher.iter().map(|top| wire::TopK {
-        ids: top.ids.clone(),
-        logprobs: top.logprobs.clone(),
-    });
+    let teacher = sample
+        .teacher
+        .iter()
+        .map(|top| wire::TopK { ids: top.ids.clone(), logprobs: top.logprobs.clone() });
     wire::Sample {
         id: sample.id,
         prompt_ids: sample.prompt_ids.clone(),

@@ -150,8 +150,7 @@ impl TrainerService for Service {
         let request = request.into_inner();
         let draft = (!request.draft.is_empty()).then(|| PathBuf::from(request.draft));
         let samples = samples(request.samples);
-        let outcome =
-            self.call(|reply| Command::Evaluate { draft, samples, reply }).await?;
+        let outcome = self.call(|reply| Command::Evaluate { draft, samples, reply }).await?;
         let acceptance = outcome.map_err(|error| failed(&error))?;
         Ok(Response::new(convert::evaluation(acceptance)))
     }

@@ -50,9 +50,14 @@ pub struct Suspicion {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Decision {
     Wait,
-    RollBack { reason: String },
+    RollBack {
+        reason: String,
+    },
     /// The traffic has changed; `predicted` is what the draft reaches on it.
-    Drift { reason: String, predicted: f64 },
+    Drift {
+        reason: String,
+        predicted: f64,
+    },
 }
 
 /// Looks at the live counters alone.
