@@ -65,6 +65,21 @@ async fn a_client_that_leaves_before_the_answer_ends_it_too() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_while_it_uploads_is_no_fault_of_the_engine() {
+    let fake = FakeVllm::start().await;
+    let front = Front::start(fake.addr).await;
+    let mut stream = TcpStream::connect(front.addr).await.unwrap();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    front.until("it began", |told| told.started == 1).await;
+    drop(stream);
+    let told = front.until("it is over", |told| told.finished.len() == 1).await;
+    assert!(matches!(told.finished[..], [499 | 400]), "{:?}", told.finished);
+    assert_eq!(told.upstream_errors, 0);
+    assert_eq!(post(&front, &chat("next", false)).await.status(), 200);
+}
+
+#[tokio::test]
 async fn an_upstream_that_is_down_is_a_502_until_it_is_back() {
     let fake = FakeVllm::start().await;
     let front = Front::start(fake.addr).await;
@@ -300,9 +315,9 @@ async fn a_large_answer_waits_for_a_slow_client_without_piling_up() {
 async fn a_large_request_streams_through() {
     let fake = FakeVllm::start().await;
     let front = Front::start(fake.addr).await;
-    let pieces = futures::stream::iter((0..32).map(|n| {
-        Ok::<_, std::io::Error>(Bytes::from(vec![b'a' + n as u8 % 26; PIECE]))
-    }));
+    let pieces = futures::stream::iter(
+        (0..32).map(|n| Ok::<_, std::io::Error>(Bytes::from(vec![b'a' + n as u8 % 26; PIECE]))),
+    );
     let response = client()
         .post(front.url() + "/v1/chat/completions")
         .body(reqwest::Body::wrap_stream(pieces))

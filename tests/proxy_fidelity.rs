@@ -38,7 +38,8 @@ fn ok(extra: &str, body: &[u8]) -> Vec<u8> {
 }
 
 fn chunked(extra: &str, chunks: &[&[u8]], trailers: &str) -> Vec<u8> {
-    let mut wire = format!("HTTP/1.1 200 OK\r\n{extra}Transfer-Encoding: chunked\r\n\r\n").into_bytes();
+    let mut wire =
+        format!("HTTP/1.1 200 OK\r\n{extra}Transfer-Encoding: chunked\r\n\r\n").into_bytes();
     for chunk in chunks {
         wire.extend(format!("{:x}\r\n", chunk.len()).bytes());
         wire.extend_from_slice(chunk);
@@ -75,7 +76,11 @@ fn shapes() -> Vec<Shape> {
         shape(
             "stream",
             post(chat, "", b"{\"stream\":true}"),
-            chunked(SSE, &[b"data: {\"a\":", b"1}\n\n", b": ping\r\n\r\n", b"data: [DONE]\n\n"], ""),
+            chunked(
+                SSE,
+                &[b"data: {\"a\":", b"1}\n\n", b": ping\r\n\r\n", b"data: [DONE]\n\n"],
+                "",
+            ),
         ),
         shape(
             "stream with trailers",
@@ -90,7 +95,8 @@ fn shapes() -> Vec<Shape> {
         ),
         shape("error 400", post(chat, "", b"{}"), {
             let body = b"{\"error\":{\"message\":\"no\",\"code\":400}}";
-            let head = format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {}\r\n\r\n", body.len());
+            let head =
+                format!("HTTP/1.1 400 Bad Request\r\nContent-Length: {}\r\n\r\n", body.len());
             [head.as_bytes(), body].concat()
         }),
         shape(
@@ -136,12 +142,10 @@ fn shapes() -> Vec<Shape> {
         shape("unknown method", "BREW /pot HTTP/1.1\r\nHost: engine.test\r\n\r\n", ok("", b"")),
         shape(
             "headers: repeated, empty, odd case and bytes",
-            [
-                b"GET /h HTTP/1.1\r\nHost: engine.test\r\nX-Twice: a\r\nx-twice: b\r\nX-EMPTY:\r\n\
+            [b"GET /h HTTP/1.1\r\nHost: engine.test\r\nX-Twice: a\r\nx-twice: b\r\nX-EMPTY:\r\n\
                   X-Latin: caf\xc3\xa9\r\nAuthorization: Bearer sk-1\r\nCookie: a=1; b=2\r\n\
                   User-Agent: openai/1.0\r\nX-Request-ID: 77\r\n\r\n"
-                    .as_slice(),
-            ]
+                .as_slice()]
             .concat(),
             ok("Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nx-lower: 1\r\nX-UPPER: 2\r\n", b"x"),
         ),
@@ -154,7 +158,11 @@ fn shapes() -> Vec<Shape> {
         shape("empty post", post("/tokenize", "", b""), ok("", b"{}")),
         shape(
             "multipart",
-            post("/v1/audio/transcriptions", "", b"--b\r\nContent-Disposition: x\r\n\r\n\0\r\n--b--"),
+            post(
+                "/v1/audio/transcriptions",
+                "",
+                b"--b\r\nContent-Disposition: x\r\n\r\n\0\r\n--b--",
+            ),
             ok("Content-Disposition: attachment; filename=\"a\"\r\n", b"\0\x01\x02"),
         ),
     ];
@@ -166,8 +174,11 @@ fn shapes() -> Vec<Shape> {
     close.script.close = true;
     shapes.push(close);
     // One byte at a time.
-    let mut slow =
-        shape("in single bytes", post(chat, "", json), chunked(SSE, &[b"data: \xf0\x9f\x98\x8a\n\n"], ""));
+    let mut slow = shape(
+        "in single bytes",
+        post(chat, "", json),
+        chunked(SSE, &[b"data: \xf0\x9f\x98\x8a\n\n"], ""),
+    );
     slow.script.pieces = slow.script.pieces[0].chunks(1).map(<[u8]>::to_vec).collect();
     slow.script.pause = Duration::from_millis(1);
     shapes.push(slow);

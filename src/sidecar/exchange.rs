@@ -87,9 +87,10 @@ impl Reservation {
 
     /// Takes `bytes` more, or leaves everything as it is and says no.
     pub fn grow(&mut self, bytes: usize) -> bool {
-        let taken = self.budget.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-            left.checked_sub(bytes)
-        });
+        let taken = self
+            .budget
+            .left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
         if taken.is_ok() {
             self.bytes += bytes;
         }

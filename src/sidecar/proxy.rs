@@ -72,7 +72,9 @@ pub trait ProxyObserver: Send + Sync {
 /// What can be wrong with [`ProxySettings`].
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    #[error("upstream `{got}` is not usable: expected http://HOST:PORT\nhint: the proxy speaks plain HTTP to the engine beside it")]
+    #[error(
+        "upstream `{got}` is not usable: expected http://HOST:PORT\nhint: the proxy speaks plain HTTP to the engine beside it"
+    )]
     Upstream { got: String },
     #[error("path `{got}` must start with a slash")]
     Path { got: String },
@@ -237,7 +239,8 @@ impl Proxy {
             return Some(error(StatusCode::FORBIDDEN, "forbidden", &message));
         }
         if request.method() == Method::CONNECT || headers::is_websocket(request.headers()) {
-            let message = "the proxy forwards no upgraded connections; connect to the engine itself";
+            let message =
+                "the proxy forwards no upgraded connections; connect to the engine itself";
             return Some(error(StatusCode::NOT_IMPLEMENTED, "not_implemented", message));
         }
         None

@@ -23,13 +23,19 @@ pub enum StoreError {
         "sample store {path} is in use by another process\nhint: stop the other sidecar, or give each its own work directory"
     )]
     InUse { path: String },
-    #[error("cannot open sample store {path}: {reason}\nhint: check the folder's permissions; a damaged store can be deleted, and a new one is made")]
+    #[error(
+        "cannot open sample store {path}: {reason}\nhint: check the folder's permissions; a damaged store can be deleted, and a new one is made"
+    )]
     Open { path: String, reason: String },
-    #[error("sample store {path} failed to {action}: {reason}\nhint: free disk space; the store recovers by itself")]
+    #[error(
+        "sample store {path} failed to {action}: {reason}\nhint: free disk space; the store recovers by itself"
+    )]
     Failed { path: String, action: &'static str, reason: String },
     #[error("no sample {id} in the store")]
     Unknown { id: u64 },
-    #[error("sample of {bytes} bytes does not fit into a store of {limit} bytes\nhint: raise the store's byte limit or lower the longest prompt that is captured")]
+    #[error(
+        "sample of {bytes} bytes does not fit into a store of {limit} bytes\nhint: raise the store's byte limit or lower the longest prompt that is captured"
+    )]
     TooLarge { bytes: u64, limit: u64 },
     #[error("{rows} teacher rows for {expected} output tokens of sample {id}")]
     WrongRows { id: u64, rows: usize, expected: usize },

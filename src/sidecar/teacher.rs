@@ -110,9 +110,9 @@ impl RescoreTeacher {
         }
         let metrics = self.client.metrics().await.map_err(|e| self.failed(e))?;
         match metrics.sum(VLLM_REQUESTS_WAITING) {
-            Some(waiting) if waiting > 0.0 => Err(TeacherError::Unavailable(format!(
-                "{waiting} requests of users are waiting"
-            ))),
+            Some(waiting) if waiting > 0.0 => {
+                Err(TeacherError::Unavailable(format!("{waiting} requests of users are waiting")))
+            }
             _ => Ok(()),
         }
     }
@@ -127,9 +127,9 @@ impl RescoreTeacher {
             let error = match answer {
                 Ok(rows) => {
                     self.failures.store(0, Ordering::Relaxed);
-                    let rows = rows.into_iter().map(|row| {
-                        row.map(|row| TopK { ids: row.ids, logprobs: row.logprobs })
-                    });
+                    let rows = rows
+                        .into_iter()
+                        .map(|row| row.map(|row| TopK { ids: row.ids, logprobs: row.logprobs }));
                     return Ok(rows.collect());
                 }
                 Err(error) => error,

@@ -29,7 +29,9 @@ pub enum ClientError {
     /// The server said yes, but with an answer that cannot be right.
     #[error("{url} gave an answer that cannot be used: {reason}")]
     Unexpected { url: String, reason: String },
-    #[error("`{url}` is not a usable base URL: {reason}\nhint: it looks like http://127.0.0.1:8000")]
+    #[error(
+        "`{url}` is not a usable base URL: {reason}\nhint: it looks like http://127.0.0.1:8000"
+    )]
     BadUrl { url: String, reason: String },
 }
 
@@ -162,7 +164,8 @@ impl Client {
         text: &str,
         add_special_tokens: bool,
     ) -> Result<Vec<u32>, ClientError> {
-        let body = json!({"model": model, "prompt": text, "add_special_tokens": add_special_tokens});
+        let body =
+            json!({"model": model, "prompt": text, "add_special_tokens": add_special_tokens});
         let answer: Tokens = self.json(self.post("/tokenize", &body)).await?;
         Ok(answer.tokens)
     }
@@ -261,10 +264,8 @@ impl Client {
     }
 
     async fn send(&self, request: RequestBuilder) -> Result<bytes::Bytes, ClientError> {
-        let unavailable = |reason: String| ClientError::Unavailable {
-            url: self.base_url.clone(),
-            reason,
-        };
+        let unavailable =
+            |reason: String| ClientError::Unavailable { url: self.base_url.clone(), reason };
         let response = request.send().await.map_err(|e| unavailable(chain(&e)))?;
         let (status, url) = (response.status(), response.url().to_string());
         let body = response.bytes().await.map_err(|e| unavailable(chain(&e)))?;

@@ -259,9 +259,7 @@ impl FakeVllm {
 
     /// Requests seen on `path`, oldest first.
     pub fn recorded(&self, path: &str) -> Vec<Recorded> {
-        self.with(|inner| {
-            inner.recorded.iter().filter(|r| r.uri.path() == path).cloned().collect()
-        })
+        self.with(|inner| inner.recorded.iter().filter(|r| r.uri.path() == path).cloned().collect())
     }
 }
 

@@ -158,8 +158,7 @@ impl Builder {
             }
             Some(_) => {}
         }
-        self.answer.output_ids =
-            (!self.ids_missing && !self.ids.is_empty()).then_some(self.ids);
+        self.answer.output_ids = (!self.ids_missing && !self.ids.is_empty()).then_some(self.ids);
         self.answer.rows = (!self.rows_missing && !self.rows.is_empty()).then_some(self.rows);
         Ok(self.answer)
     }

@@ -176,7 +176,8 @@ impl RedbStore {
 /// Makes the file readable for its owner alone, before anything is written to it.
 fn create_private(path: &Path) -> std::io::Result<()> {
     let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    let file =
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     file.set_permissions(fs::Permissions::from_mode(0o600))
 }
 

@@ -248,8 +248,7 @@ fn a_full_disk_is_an_error_and_passes() {
         redb::Database::builder().create_with_backend(SmallDisk { inner, left: space.clone() })
     };
     let path = folder.path().join("store.redb");
-    let store =
-        RedbStore::open_with(&path, StoreLimits::default(), Box::new(opener)).unwrap();
+    let store = RedbStore::open_with(&path, StoreLimits::default(), Box::new(opener)).unwrap();
     for n in 1..=5 {
         store.append(sample(n, 2, false)).unwrap();
     }

@@ -34,7 +34,8 @@ pub(super) fn parse(
         parsed.push(match row {
             Value::Null if position == 0 => None,
             Value::Object(row) => Some(
-                parse_row(row, *id, k).map_err(|reason| format!("position {position}: {reason}"))?,
+                parse_row(row, *id, k)
+                    .map_err(|reason| format!("position {position}: {reason}"))?,
             ),
             _ => return Err(format!("position {position} has no log-probabilities")),
         });

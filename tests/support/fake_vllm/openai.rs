@@ -135,8 +135,7 @@ impl Job {
                 .enumerate()
                 .map(|(n, (id, logprob))| {
                     let text = sim::spell(*id, false);
-                    let entry =
-                        json!({"logprob": logprob, "rank": n + 1, "decoded_token": text});
+                    let entry = json!({"logprob": logprob, "rank": n + 1, "decoded_token": text});
                     (id.to_string(), entry)
                 })
                 .collect::<serde_json::Map<_, _>>()
@@ -210,10 +209,9 @@ fn parse(shared: &Shared, body: &[u8], kind: Kind) -> Result<Job, Box<Response>>
         let limit = inner.max_model_len;
         return refuse(400, &format!("This model's maximum context length is {limit} tokens."));
     }
-    let max_tokens = request["max_completion_tokens"]
-        .as_u64()
-        .or(request["max_tokens"].as_u64())
-        .unwrap_or(256) as usize;
+    let max_tokens =
+        request["max_completion_tokens"].as_u64().or(request["max_tokens"].as_u64()).unwrap_or(256)
+            as usize;
     let mut output = sim::answer(&prompt);
     let finish_reason = if output.len() > max_tokens { "length" } else { "stop" };
     output.truncate(max_tokens);
@@ -317,7 +315,8 @@ async fn stream(
             Err(e) if !last => e.valid_up_to(),
             _ => pending.len(),
         };
-        let text = String::from_utf8_lossy(&pending.drain(..valid).collect::<Vec<_>>()).into_owned();
+        let text =
+            String::from_utf8_lossy(&pending.drain(..valid).collect::<Vec<_>>()).into_owned();
         let mut choice = json!({"index": 0, "logprobs": job.logprobs(ids),
             "finish_reason": if last { json!(job.finish_reason) } else { Value::Null },
             "stop_reason": null});

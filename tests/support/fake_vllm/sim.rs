@@ -54,7 +54,8 @@ pub fn answer(prompt: &[u32]) -> Vec<u32> {
         (hash ^ u64::from(*id)).wrapping_mul(0x0000_0100_0000_01b3)
     });
     let mut draw = |n: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % n
     };
     let words = 4 + draw(8);
@@ -89,8 +90,7 @@ pub fn tokenizer_json() -> String {
     let mut moved = 256;
     let vocab: serde_json::Map<String, serde_json::Value> = (0..256_u32)
         .map(|b| {
-            let printable =
-                matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+            let printable = matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
             let c = if printable {
                 b
             } else {
