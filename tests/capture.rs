@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use draft_adapter::distill::Sample;
 use draft_adapter::sidecar::capture::{CaptureSettings, DropReason, to_sample};
@@ -11,6 +11,7 @@ use draft_adapter::sidecar::exchange::{Api, Body, Exchange};
 use draft_adapter::sidecar::render::Renderer;
 use draft_adapter::sidecar::sse::{SseParser, parse_all};
 use draft_adapter::sidecar::store::SampleStore as _;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use support::fake_vllm::{FakeVllm, Fault, MODEL, sim};
 use support::front::Front;
@@ -21,6 +22,9 @@ fn renderer() -> Renderer {
     sim::write_tokenizer(folder.path());
     Renderer::from_draft_folder(folder.path()).unwrap()
 }
+
+/// One for the tests that need no front of their own: making it takes a while.
+static RENDERER: LazyLock<Renderer> = LazyLock::new(renderer);
 
 const SSE: &str = "text/event-stream; charset=utf-8";
 
@@ -45,7 +49,7 @@ fn chat(request: Value, choice: Value, top: Value) -> Result<Sample, DropReason>
     let mut response = json!({"choices": [full_choice]});
     merge(&mut response, top);
     let exchange = exchange(Api::Chat, &full_request, "application/json", &response.to_string());
-    to_sample(&exchange, &renderer(), &CaptureSettings::default())
+    to_sample(&exchange, &RENDERER, &CaptureSettings::default())
 }
 
 fn merge(into: &mut Value, from: Value) {
@@ -188,7 +192,7 @@ fn an_end_token_is_added_only_where_the_model_ended() {
         merge(&mut response, top);
         let exchange =
             exchange(Api::Chat, &request_text, "application/json", &response.to_string());
-        to_sample(&exchange, &renderer(), &CaptureSettings::default()).unwrap().output_ids
+        to_sample(&exchange, &RENDERER, &CaptureSettings::default()).unwrap().output_ids
     };
     assert_eq!(silent(none(), none()), with_end("fine"));
     assert_eq!(silent(json!({"stop": ["x"]}), none()), fine);
@@ -304,7 +308,7 @@ fn completions_follow_the_same_rules() {
     let take = |request: Value, response: Value| {
         let text = response.to_string();
         let exchange = exchange(Api::Completion, &request, "application/json", &text);
-        to_sample(&exchange, &renderer(), &CaptureSettings::default())
+        to_sample(&exchange, &RENDERER, &CaptureSettings::default())
     };
     let answer = json!({"choices": [{"index": 0, "text": "fine", "finish_reason": "length",
         "stop_reason": null}]});
@@ -339,11 +343,11 @@ fn compressed_bodies_and_other_models_are_skipped() {
     let answer = json!({"choices": [{"text": "fine", "finish_reason": "length"}]}).to_string();
     let settings = CaptureSettings::default();
     let mut one = exchange(Api::Completion, &request, "application/json", &answer);
-    assert!(to_sample(&one, &renderer(), &settings).is_ok());
+    assert!(to_sample(&one, &RENDERER, &settings).is_ok());
     settings.models.store(Arc::new(vec!["m".into(), "alias".into()]));
-    assert_eq!(to_sample(&one, &renderer(), &settings).err(), Some(DropReason::Adapter));
+    assert_eq!(to_sample(&one, &RENDERER, &settings).err(), Some(DropReason::Adapter));
     one.response.content_encoding = "gzip".into();
-    assert_eq!(to_sample(&one, &renderer(), &settings).err(), Some(DropReason::Encoded));
+    assert_eq!(to_sample(&one, &RENDERER, &settings).err(), Some(DropReason::Encoded));
     let garbage = exchange(Api::Chat, &request, SSE, "data: {\n\ndata: [DONE]\n\n");
     settings.models.store(Arc::default());
     let reason = to_sample(&garbage, &Renderer::none(), &settings).err();
@@ -363,7 +367,7 @@ fn streams_of_other_servers_are_read() {
         data: {\"choices\":[{\"index\":0,\"text\":\"ne\",\"finish_reason\":\"stop\"}]}\r\n\r\n\
         data: [DONE]";
     let one = exchange(Api::Completion, &request, SSE, stream);
-    let sample = to_sample(&one, &renderer(), &CaptureSettings::default()).unwrap();
+    let sample = to_sample(&one, &RENDERER, &CaptureSettings::default()).unwrap();
     assert_eq!(sample.output_ids, with_end("fine"));
 }
 
@@ -374,7 +378,7 @@ fn about_one_in_n_is_held_out_and_by_prompt_alone() {
         let answer = json!({"choices": [{"text": output, "finish_reason": "length"}]});
         let one = exchange(Api::Completion, &request, "application/json", &answer.to_string());
         let settings = CaptureSettings { held_out_every: every, ..CaptureSettings::default() };
-        to_sample(&one, &renderer(), &settings).unwrap()
+        to_sample(&one, &RENDERER, &settings).unwrap()
     };
     let held_out: Vec<bool> = (0..400).map(|n| sample(n, 10, "fine").held_out).collect();
     let count = held_out.iter().filter(|held| **held).count();
@@ -480,6 +484,84 @@ async fn recorded_streams_parse_the_same_at_every_split() {
             }
             parser.finish(&mut |event| events.push(event));
             assert_eq!(events, expected, "split at {split}");
+        }
+    }
+}
+
+/// JSON made of the members that the readers look at, in places where they may not expect them.
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        (-3_i64..300).prop_map(Value::from),
+        Just(json!(1e300)),
+        prop_oneof!["[a-z<|>]{0,6}", Just("stop".to_owned()), Just("token_id:7".to_owned())]
+            .prop_map(Value::from),
+    ];
+    let names = prop::sample::select(vec![
+        "choices",
+        "message",
+        "delta",
+        "text",
+        "content",
+        "token_ids",
+        "prompt_token_ids",
+        "logprobs",
+        "top_logprobs",
+        "tokens",
+        "token_logprobs",
+        "usage",
+        "completion_tokens",
+        "finish_reason",
+        "stop_reason",
+        "index",
+        "messages",
+        "prompt",
+        "n",
+        "temperature",
+        "tools",
+        "tool_calls",
+        "role",
+        "token",
+        "logprob",
+        "response_format",
+        "type",
+        "error",
+    ]);
+    leaf.prop_recursive(5, 60, 6, move |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((names.clone(), inner), 0..6).prop_map(|members| {
+                members.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+            }),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn whatever_comes_is_a_sample_or_a_reason(
+        request in any_json(),
+        response in any_json(),
+        text in prop_oneof![any::<Vec<u8>>(), any_json().prop_map(|v| v.to_string().into_bytes())],
+        chat in any::<bool>(),
+    ) {
+        let api = if chat { Api::Chat } else { Api::Completion };
+        let settings =
+            CaptureSettings { use_live_logprobs: true, ..CaptureSettings::default() };
+        let stream = format!("data: {response}\n\ndata: [DONE]\n\n");
+        for (content_type, body) in [
+            ("application/json", response.to_string().into_bytes()),
+            ("application/json", text.clone()),
+            (SSE, stream.into_bytes()),
+            (SSE, text),
+        ] {
+            let mut one = exchange(api, &request, content_type, "");
+            one.response = Body::new(body, content_type);
+            if let Ok(sample) = to_sample(&one, &RENDERER, &settings) {
+                prop_assert!(!sample.prompt_ids.is_empty() && !sample.output_ids.is_empty());
+                prop_assert!(sample.teacher.is_empty() || sample.is_scored());
+            }
         }
     }
 }

@@ -330,6 +330,26 @@ async fn a_large_request_streams_through() {
 }
 
 #[tokio::test]
+async fn a_client_that_waits_for_leave_to_upload_gets_it() {
+    let fake = FakeVllm::start().await;
+    let front = Front::start(fake.addr).await;
+    let body = chat("curl does this", false).to_string();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(front.addr).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut leave = [0; 25];
+    stream.read_exact(&mut leave).await.unwrap();
+    assert_eq!(&leave, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(body.as_bytes()).await.unwrap();
+    let answer = support::raw::read_message(&mut stream, false).await.unwrap();
+    assert_eq!(answer.start, "HTTP/1.1 200 OK");
+}
+
+#[tokio::test]
 async fn capture_that_stands_still_holds_up_nobody() {
     let fake = FakeVllm::start().await;
     // Nobody takes anything out of the queue.
