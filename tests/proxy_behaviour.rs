@@ -65,6 +65,21 @@ async fn a_client_that_leaves_before_the_answer_ends_it_too() {
 }
 
 #[tokio::test]
+async fn a_client_that_leaves_while_it_uploads_is_no_fault_of_the_engine() {
+    let fake = FakeVllm::start().await;
+    let front = Front::start(fake.addr).await;
+    let mut stream = TcpStream::connect(front.addr).await.unwrap();
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nhalf";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    front.until("it began", |told| told.started == 1).await;
+    drop(stream);
+    let told = front.until("it is over", |told| told.finished.len() == 1).await;
+    assert!(matches!(told.finished[..], [499 | 400]), "{:?}", told.finished);
+    assert_eq!(told.upstream_errors, 0);
+    assert_eq!(post(&front, &chat("next", false)).await.status(), 200);
+}
+
+#[tokio::test]
 async fn an_upstream_that_is_down_is_a_502_until_it_is_back() {
     let fake = FakeVllm::start().await;
     let front = Front::start(fake.addr).await;
@@ -312,6 +327,26 @@ async fn a_large_request_streams_through() {
     // Not JSON, so the engine says no, after it has got all of it.
     assert_eq!(response.status(), 400);
     assert_eq!(fake.recorded("/v1/chat/completions")[0].body.len(), 32 * PIECE);
+}
+
+#[tokio::test]
+async fn a_client_that_waits_for_leave_to_upload_gets_it() {
+    let fake = FakeVllm::start().await;
+    let front = Front::start(fake.addr).await;
+    let body = chat("curl does this", false).to_string();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(front.addr).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut leave = [0; 25];
+    stream.read_exact(&mut leave).await.unwrap();
+    assert_eq!(&leave, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(body.as_bytes()).await.unwrap();
+    let answer = support::raw::read_message(&mut stream, false).await.unwrap();
+    assert_eq!(answer.start, "HTTP/1.1 200 OK");
 }
 
 #[tokio::test]

@@ -185,11 +185,23 @@ fn shapes() -> Vec<Shape> {
     shapes
 }
 
-/// What must be equal. HTTP/1.1 names are compared with their case.
-fn compared(wire: &Wire) -> (String, Vec<(String, String)>, usize, &[u8], Vec<(String, String)>) {
-    let trailers =
-        wire.trailers.iter().map(|(name, value)| (name.to_lowercase(), value.clone())).collect();
-    (wire.start.clone(), wire.end_to_end(), wire.body.len(), &wire.body, trailers)
+/// What must be equal. Names of HTTP/1.1 headers are compared with their case.
+#[derive(Debug, PartialEq)]
+struct Compared<'a> {
+    start: &'a str,
+    headers: Vec<(String, String)>,
+    body: &'a [u8],
+    trailers: Vec<(String, &'a str)>,
+}
+
+fn compared(wire: &Wire) -> Compared<'_> {
+    let trailers = wire.trailers.iter().map(|(name, value)| (name.to_lowercase(), value.as_str()));
+    Compared {
+        start: &wire.start,
+        headers: wire.end_to_end(),
+        body: &wire.body,
+        trailers: trailers.collect(),
+    }
 }
 
 #[tokio::test]

@@ -8,8 +8,6 @@ mod answer;
 mod counts;
 mod question;
 mod sample;
-#[cfg(test)]
-mod tests;
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};

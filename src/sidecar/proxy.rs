@@ -115,6 +115,8 @@ impl ProxySettings {
     }
 }
 
+type UpstreamRequest = http::Request<TeeBody<Body>>;
+
 struct Proxy {
     client: Client<HttpConnector, TeeBody<Body>>,
     authority: Authority,
@@ -250,7 +252,7 @@ impl Proxy {
     fn prepare(
         &self,
         request: Request,
-    ) -> Result<(http::Request<TeeBody<Body>>, Option<tee::Pending>), Box<Response>> {
+    ) -> Result<(UpstreamRequest, Option<tee::Pending>), Box<Response>> {
         let (mut parts, body) = request.into_parts();
         let inbound_authority = parts.uri.authority().cloned();
         let path = parts.uri.path_and_query().map_or("/", PathAndQuery::as_str);

@@ -62,7 +62,7 @@ impl Renderer {
         let template = source.map(|source| ChatTemplate::new(&source, &bos, &eos)).transpose()?;
         let generation = read_json(&folder.join("generation_config.json"))?;
         let model = read_json(&folder.join("config.json"))?;
-        let eos = end_id(&tokenizer, &eos, [&generation, &model])?;
+        let eos = end_id(&tokenizer, &eos, [&generation, &model]);
         Ok(Self { tokenizer: Some(tokenizer), template, eos })
     }
 
@@ -74,7 +74,7 @@ impl Renderer {
     pub fn chat(&self, messages: &Value) -> Result<Vec<u32>, RenderError> {
         let tokenizer = self.tokenizer.as_ref().ok_or(RenderError::NoTokenizer)?;
         let template = self.template.as_ref().ok_or(RenderError::NoTemplate)?;
-        let text = template.render(&joined_parts(messages), None, true)?;
+        let text = template.render(messages, None, true)?;
         Ok(tokenizer.encode(&text, false)?)
     }
 
@@ -93,37 +93,16 @@ impl Renderer {
     }
 }
 
-/// Messages whose lists of text parts are joined to one text, as vLLM does for templates that
-/// expect strings. Where a template wants the list, the token count gives the difference away.
-fn joined_parts(messages: &Value) -> Value {
-    let mut messages = messages.clone();
-    for message in messages.as_array_mut().into_iter().flatten() {
-        let Some(parts) = message["content"].as_array() else { continue };
-        let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
-        let joined = texts.join("\n");
-        message["content"] = joined.into();
-    }
-    messages
-}
-
 /// The end token: the tokenizer's own, which chat templates end an answer with; else the first that
 /// the configuration names.
-fn end_id(
-    tokenizer: &Tokenizer,
-    eos: &str,
-    configs: [&Map<String, Value>; 2],
-) -> Result<Option<u32>, RenderError> {
-    if !eos.is_empty()
-        && let [id] = tokenizer.encode(eos, false)?[..]
-    {
-        return Ok(Some(id));
-    }
+fn end_id(tokenizer: &Tokenizer, eos: &str, configs: [&Map<String, Value>; 2]) -> Option<u32> {
     let named = configs.iter().find_map(|config| config.get("eos_token_id"));
     let first = match named {
         Some(Value::Array(list)) => list.first(),
         other => other,
     };
-    Ok(first.and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok()))
+    let first = first.and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
+    tokenizer.token_id(eos).or(first)
 }
 
 /// A special token's text: a string, or an object that has it as `content`.

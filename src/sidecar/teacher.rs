@@ -203,8 +203,8 @@ fn allowed_top_k(detail: &str, asked: usize) -> Option<usize> {
     if !detail.contains("logprobs") || asked <= 1 {
         return None;
     }
-    let numbers = detail.split(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
-    let named = numbers.filter(|n: &usize| *n < asked && *n > 0).last();
+    let mut numbers = detail.rsplit(|c: char| !c.is_ascii_digit()).filter_map(|n| n.parse().ok());
+    let named = numbers.find(|n: &usize| *n < asked && *n > 0);
     Some(named.unwrap_or(asked / 2))
 }
 

@@ -48,13 +48,26 @@ pub(super) struct Ending(Option<Kind>);
 enum Kind {
     Request {
         collector: Collector,
-        content: (String, String),
+        content: Content,
         done: oneshot::Sender<Result<Collected, DropReason>>,
     },
     Response {
         in_flight: InFlight,
-        capture: Option<Box<(Pending, Collector, (String, String))>>,
+        capture: Option<Box<Capture>>,
     },
+}
+
+/// An exchange whose answer is going by.
+struct Capture {
+    pending: Pending,
+    collector: Collector,
+    content: Content,
+}
+
+/// How to read a body: `content-type` and `content-encoding`, in lower case.
+struct Content {
+    kind: String,
+    encoding: String,
 }
 
 impl Collector {
@@ -83,13 +96,13 @@ impl Collector {
         self.bytes = BytesMut::new();
     }
 
-    fn finish(self, content: (String, String)) -> Result<Collected, DropReason> {
+    fn finish(self, content: Content) -> Result<Collected, DropReason> {
         match self.stopped {
             Some(reason) => Err(reason),
             None => Ok(Collected {
                 bytes: self.bytes.freeze(),
-                content_type: content.0,
-                content_encoding: content.1,
+                content_type: content.kind,
+                content_encoding: content.encoding,
                 reserved: Some(self.reservation),
             }),
         }
@@ -107,7 +120,7 @@ impl Ending {
         parts: &http::request::Parts,
     ) -> (Self, oneshot::Receiver<Result<Collected, DropReason>>) {
         let (done, collected) = oneshot::channel();
-        let content = content(&parts.headers);
+        let content = Content::of(&parts.headers);
         (Self(Some(Kind::Request { collector, content, done })), collected)
     }
 
@@ -123,7 +136,8 @@ impl Ending {
                 return None;
             }
             let collector = Collector::new(pending.sender.budget(), pending.max_response_bytes);
-            Some(Box::new((pending, collector, content(&parts.headers))))
+            let content = Content::of(&parts.headers);
+            Some(Box::new(Capture { pending, collector, content }))
         });
         Self(Some(Kind::Response { in_flight, capture }))
     }
@@ -131,7 +145,7 @@ impl Ending {
     fn data(&mut self, data: &Bytes) {
         match &mut self.0 {
             Some(Kind::Request { collector, .. }) => collector.add(data),
-            Some(Kind::Response { capture: Some(capture), .. }) => capture.1.add(data),
+            Some(Kind::Response { capture: Some(capture), .. }) => capture.collector.add(data),
             _ => {}
         }
     }
@@ -143,7 +157,7 @@ impl Ending {
                 let _ = done.send(collector.finish(content));
             }
             Some(Kind::Response { capture: Some(capture), .. }) => {
-                let (mut pending, collector, content) = *capture;
+                let Capture { mut pending, collector, content } = *capture;
                 let request = pending.request.try_recv().unwrap_or(Err(DropReason::Aborted));
                 match request.and_then(|request| Ok((request, collector.finish(content)?))) {
                     Ok((request, response)) => pending.sender.send(Exchange {
@@ -171,7 +185,7 @@ impl Ending {
 impl Drop for Ending {
     fn drop(&mut self) {
         if let Some(Kind::Response { capture: Some(capture), .. }) = &self.0 {
-            capture.0.sender.dropped(DropReason::Aborted);
+            capture.pending.sender.dropped(DropReason::Aborted);
         }
     }
 }
@@ -216,10 +230,12 @@ impl<B: Body<Data = Bytes> + Unpin> Body for TeeBody<B> {
     }
 }
 
-fn content(headers: &HeaderMap) -> (String, String) {
-    let text = |name| {
-        let value = headers.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
-        value.unwrap_or_default().to_ascii_lowercase()
-    };
-    (text(header::CONTENT_TYPE), text(header::CONTENT_ENCODING))
+impl Content {
+    fn of(headers: &HeaderMap) -> Self {
+        let text = |name| {
+            let value = headers.get(name).and_then(|value: &http::HeaderValue| value.to_str().ok());
+            value.unwrap_or_default().to_ascii_lowercase()
+        };
+        Self { kind: text(header::CONTENT_TYPE), encoding: text(header::CONTENT_ENCODING) }
+    }
 }

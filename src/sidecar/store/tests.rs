@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -284,7 +285,7 @@ fn child_that_appends() {
 fn what_was_stored_survives_a_kill() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store.redb");
-    let mut stored = 0;
+    let mut reported = BTreeSet::new();
     for round in 1..=5 {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "sidecar::store::tests::child_that_appends", "--nocapture"])
@@ -297,17 +298,21 @@ fn what_was_stored_survives_a_kill() {
             // The harness may have put the test's name in front of the first line.
             line.rsplit_once("stored ").and_then(|(_, id)| id.parse::<u64>().ok())
         });
-        stored = ids.take(round * 7).last().unwrap();
+        let before = reported.len();
+        reported.extend(ids.take(round * 7));
+        assert_eq!(reported.len(), before + round * 7, "ids are never used twice");
         // SIGKILL, in the middle of whatever it is doing.
         child.kill().unwrap();
         child.wait().unwrap();
         let store = RedbStore::open(&path, StoreLimits::default()).unwrap();
-        let all = store.unlearned(usize::MAX).unwrap();
-        let complete = (1..=stored).all(|id| all.iter().any(|sample| sample.id == id));
-        assert!(complete, "round {round}: {stored} were reported, {} are there", all.len());
-        assert!(all.iter().all(Sample::is_scored));
+        let scored: BTreeSet<u64> = ids_of(&store.unlearned(usize::MAX).unwrap());
+        let lost: Vec<&u64> = reported.difference(&scored).collect();
+        assert!(lost.is_empty(), "round {round}: {lost:?} were reported and are gone");
     }
-    assert!(stored >= 5 * 7);
+}
+
+fn ids_of(samples: &[Sample]) -> BTreeSet<u64> {
+    samples.iter().map(|sample| sample.id).collect()
 }
 
 #[test]
