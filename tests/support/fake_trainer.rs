@@ -28,6 +28,8 @@ const OPTIONS: &str = "DA_TEST_TRAINER_OPTIONS";
 pub struct Behaviour {
     /// Added to the acceptance by each round.
     pub gain: f64,
+    /// The acceptance never rises above this.
+    pub cap: f64,
     pub step_ms: u64,
     /// Time between the first and the last byte of an export.
     pub export_ms: u64,
@@ -44,6 +46,7 @@ impl Default for Behaviour {
     fn default() -> Self {
         Self {
             gain: 0.1,
+            cap: 1.0,
             step_ms: 0,
             export_ms: 0,
             finite: true,
@@ -214,7 +217,7 @@ impl TrainerBackend for FakeTrainer {
                 return Ok(());
             }
         }
-        self.saved.acceptance = (self.saved.acceptance + behaviour.gain).clamp(0.0, 1.0);
+        self.saved.acceptance = (self.saved.acceptance + behaviour.gain).clamp(0.0, behaviour.cap);
         let mut ids: Vec<u64> = samples.iter().map(|sample| sample.id).collect();
         ids.sort_unstable();
         ids.dedup();
