@@ -55,12 +55,14 @@ fn run(args: &BuildArgs) -> Result<(), BuildError> {
     }
     let started = Instant::now();
     let mut bar = ProgressBar::hidden();
-    let report = build::run(&target, &settings, &mut |progress| show(&mut bar, args, progress))?;
+    let report = build::run(&target, &settings, &mut |progress| {
+        show(&mut bar, args, started, progress);
+    })?;
     print_report(args, &report, started.elapsed().as_secs_f64());
     Ok(())
 }
 
-fn show(bar: &mut ProgressBar, args: &BuildArgs, progress: Progress<'_>) {
+fn show(bar: &mut ProgressBar, args: &BuildArgs, started: Instant, progress: Progress<'_>) {
     match progress {
         Progress::Started { step, total } => {
             *bar = if total > 0 { ProgressBar::new(total as u64) } else { ProgressBar::new_spinner() };
@@ -79,7 +81,8 @@ fn show(bar: &mut ProgressBar, args: &BuildArgs, progress: Progress<'_>) {
                 )
             });
             if !args.json {
-                println!("{step:<10} {scores}({detail})");
+                let seconds = started.elapsed().as_secs();
+                println!("{step:<10} {scores}({detail}; {seconds} s)");
             }
         }
     }
