@@ -44,8 +44,9 @@ def phases(report, axes):
             continue
         left, right = axes.x(phase["first_request"] - 1), axes.x(phase["last_request"])
         index = order.index(phase["domain"]) if phase["domain"] in order else 0
-        label = phase["name"]
-        title = f"{label}: requests {phase['first_request']} to {phase['last_request']}"
+        # A narrow band has no room for more than the domain.
+        label = phase["name"] if right - left > 9 * len(phase["name"]) else phase["domain"]
+        title = f"{phase['name']}: requests {phase['first_request']} to {phase['last_request']}"
         title += f", temperature {phase['temperature']}"
         parts.append(
             f'<rect class="phase d{index}" x="{left:.1f}" y="{TOP}" width="{right - left:.1f}" '
@@ -172,7 +173,7 @@ def bar_chart(report):
         y += 18
         for server in ("plain", "static", "adapted"):
             value = d[f"tokens_per_s_{server}"] or 0
-            width = (SMALL_WIDTH - 150) * value / most
+            width = (SMALL_WIDTH - 166) * value / most
             label = f"{value:.1f} tokens/s"
             rows.append(
                 f'<text class="tick start" x="0" y="{y + 12}">{server}</text>'

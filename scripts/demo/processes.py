@@ -86,8 +86,10 @@ class Children:
         self.environment = {**os.environ, "NO_COLOR": "1"}
 
     def start(self, name, command):
-        child = Child(name, command, self.logs / f"{name}.log", self.environment)
-        self.children.append(child)
+        # An interrupt between the start and the entry in the list would leave the child behind.
+        with Uninterrupted():
+            child = Child(name, command, self.logs / f"{name}.log", self.environment)
+            self.children.append(child)
         return child
 
     def run(self, name, command, seconds, on_line=lambda line: None):
@@ -124,15 +126,32 @@ class Children:
         return self
 
     def __exit__(self, *_):
-        # A second Ctrl-C must not leave orphans.
-        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
+        # A second Ctrl-C must not leave orphans either.
+        with Uninterrupted():
             # Newest first: the sidecar lets go of the server before the server goes.
             for child in reversed(self.children):
                 child.stop()
-        finally:
-            signal.signal(signal.SIGINT, previous)
             self.children.clear()
+
+
+class Uninterrupted:
+    """Puts SIGINT and SIGTERM off until the block has ended.
+
+    By handlers rather than by the signal mask, which the child would inherit.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __enter__(self):
+        self.arrived = []
+        note = lambda number, _: self.arrived.append(number)
+        self.previous = {number: signal.signal(number, note) for number in self.SIGNALS}
+
+    def __exit__(self, *_):
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+        for number in self.arrived:
+            signal.raise_signal(number)
 
 
 def die_with_parent():

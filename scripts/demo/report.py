@@ -39,7 +39,7 @@ def page(report):
         bar_chart=chart.bar_chart(report),
         cost_chart=chart.cost_chart(report),
         cost_note=cost_note(report),
-        misses_title="What fell short" if report["misses"] else "Goals",
+        misses_title=misses_title(report),
         misses=goals(report),
         swaps=swaps(report),
         run=definition_list(run_facts(report)),
@@ -102,8 +102,8 @@ def legend(report):
         parts.append(f'<span><svg width="22" height="12">{line}</svg>{escape(d["name"])}</span>')
     diamond = '<path class="held-out d0" d="M8 1 l5 5 l-5 5 l-5 -5 z"/>'
     parts.append(f'<span><svg width="16" height="12">{diamond}</svg>held-out prompts</span>')
-    swap = '<g class="swap"><line x1="6" x2="6" y1="0" y2="12"/><path d="M2 12 l4 -7 l4 7 z"/></g>'
-    parts.append(f'<span><svg width="12" height="12">{swap}</svg>swap</span>')
+    swap = '<g class="swap"><line x1="6" x2="6" y1="0" y2="6"/><path d="M2 13 l4 -7 l4 7 z"/></g>'
+    parts.append(f'<span><svg width="12" height="14">{swap}</svg>swap</span>')
     return "".join(parts)
 
 
@@ -138,6 +138,11 @@ def comparison(report):
     return "".join(rows)
 
 
+def misses_title(report):
+    missed, total = len(report["misses"]), len(report["goals"])
+    return f"What fell short: {missed} of {total} goals" if missed else f"All {total} goals were met"
+
+
 def cost_note(report):
     curve = report["cost_curve"]
     return (
@@ -148,21 +153,17 @@ def cost_note(report):
 
 
 def goals(report):
-    rows = []
-    if report["misses"]:
-        rows.append("<ul>")
-        for miss in report["misses"]:
-            rows.append(
-                f'<li><b class="bad">{escape(miss["name"])}</b>: wanted {escape(miss["wanted"])}, got'
-                f" {escape(str(miss['got']))}. {escape(miss['reason'] or '')}.</li>"
-            )
-        rows.append("</ul>")
-    met = [goal for goal in report["goals"] if goal["met"]]
-    rows.append(
-        f'<p class="note"><span class="good">Met:</span> '
-        + "; ".join(f"{escape(g['name'])} ({escape(g['wanted'])}: {escape(str(g['got']))})" for g in met)
-        + ".</p>"
-    )
+    rows = ['<table><tr><th class="left">goal</th><th class="left">wanted</th><th>got</th>'
+            '<th class="left">why not</th></tr>']
+    # What fell short comes first.
+    for goal in sorted(report["goals"], key=lambda goal: goal["met"]):
+        kind = "good" if goal["met"] else "bad"
+        rows.append(
+            f'<tr><td class="left">{escape(goal["name"])}</td><td class="left">{escape(goal["wanted"])}'
+            f'</td><td class="{kind}">{escape(str(goal["got"]))}</td>'
+            f'<td class="left note">{escape(goal["reason"] or "")}</td></tr>'
+        )
+    rows.append("</table>")
     return "".join(rows)
 
 
