@@ -11,7 +11,9 @@ pub enum TrainError {
     Draft(String),
     #[error("cannot save or resume training state in {path}: {reason}")]
     State { path: String, reason: String },
-    #[error("{count} tensors receive no gradient, the first is {first}\nhint: this is a defect of this build; training would silently do nothing")]
+    #[error(
+        "{count} tensors receive no gradient, the first is {first}\nhint: this is a defect of this build; training would silently do nothing"
+    )]
     NoGradient { count: usize, first: String },
     #[error("tensor computation failed: {0}")]
     Tensor(#[from] candle_core::Error),
@@ -107,7 +109,11 @@ impl Trainer {
     ///
     /// # Errors
     /// See [`TrainError`].
-    pub fn open(_draft: &Path, _state: &Path, _settings: TrainSettings) -> Result<Self, TrainError> {
+    pub fn open(
+        _draft: &Path,
+        _state: &Path,
+        _settings: TrainSettings,
+    ) -> Result<Self, TrainError> {
         todo!()
     }
 
