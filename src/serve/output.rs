@@ -54,6 +54,7 @@ pub(super) struct Assembler {
     filter: StopFilter,
     settings: OutputSettings,
     count: usize,
+    speculation: SpeculationStats,
     ended: Option<Ended>,
     metrics: Arc<EngineMetrics>,
     started: Instant,
@@ -71,6 +72,7 @@ impl Assembler {
             filter: StopFilter::new(settings.stops.clone()),
             settings,
             count: 0,
+            speculation: SpeculationStats::default(),
             ended: None,
             metrics,
             started: Instant::now(),
@@ -83,8 +85,13 @@ impl Assembler {
             Event::PromptScores(prompt_scores) => {
                 Ok(Increment { prompt_scores, ..Increment::default() })
             }
-            Event::Tokens { ids, scores } => self.tokens(ids, scores),
-            Event::Finished { reason, speculation } => self.finish(reason, speculation),
+            Event::Tokens { ids, scores, verified } => {
+                if let Some(verified) = verified {
+                    self.speculation.record(verified);
+                }
+                self.tokens(ids, scores)
+            }
+            Event::Finished(reason) => self.finish(reason),
             Event::Failed(error) => {
                 self.ended = Some(Ended::Error);
                 Err(error)
@@ -106,7 +113,7 @@ impl Assembler {
                 increment.ids.truncate(index + 1);
                 increment.scores.truncate(index + 1);
                 self.ended = Some(Ended::Stop);
-                let speculation = SpeculationStats::default();
+                let speculation = std::mem::take(&mut self.speculation);
                 increment.finish =
                     Some(Finish { reason: "stop", stop: Stop::Text(stop), speculation });
                 break;
@@ -115,11 +122,7 @@ impl Assembler {
         Ok(increment)
     }
 
-    fn finish(
-        &mut self,
-        reason: FinishReason,
-        speculation: SpeculationStats,
-    ) -> Result<Increment, EngineError> {
+    fn finish(&mut self, reason: FinishReason) -> Result<Increment, EngineError> {
         let rest = self.stream.finish(&self.tokenizer).map_err(decode_error)?;
         let filtered = self.filter.push(&rest, self.count > self.settings.min_tokens);
         let mut text = filtered.text;
@@ -136,6 +139,7 @@ impl Assembler {
         }
         let reason = if matches!(stop, Stop::Text(_)) { "stop" } else { name };
         self.ended = Some(ended);
+        let speculation = std::mem::take(&mut self.speculation);
         let finish = Some(Finish { reason, stop, speculation });
         Ok(Increment { text, finish, ..Increment::default() })
     }

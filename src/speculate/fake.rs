@@ -12,7 +12,10 @@ pub(crate) struct FakeDecoder {
     pub context: usize,
     pub seed: u64,
     pub disagree: u64,
+    /// Forwards that were begun, the one that waits at the gate included.
     pub forwards: AtomicUsize,
+    /// Held for writing, it stops every forward.
+    pub gate: parking_lot::RwLock<()>,
     pub rows: AtomicUsize,
     /// Rows of the largest forward.
     pub widest: AtomicUsize,
@@ -28,6 +31,7 @@ impl FakeDecoder {
             seed,
             disagree: 0,
             forwards: AtomicUsize::new(0),
+            gate: parking_lot::RwLock::new(()),
             rows: AtomicUsize::new(0),
             widest: AtomicUsize::new(0),
             eos: None,
@@ -96,6 +100,8 @@ impl Decoder for FakeDecoder {
     }
 
     fn forward(&self, rows: &mut [Rows<'_, Vec<u32>>]) -> Result<Vec<f32>, RuntimeError> {
+        self.forwards.fetch_add(1, Ordering::SeqCst);
+        let _open = self.gate.read();
         for row in rows.iter() {
             let len = row.cache.len() + row.tokens.len();
             if len > self.context {
@@ -105,7 +111,6 @@ impl Decoder for FakeDecoder {
                 return Err(RuntimeError::TokenOutOfRange { id, vocab_size: self.vocab_size });
             }
         }
-        self.forwards.fetch_add(1, Ordering::Relaxed);
         let count: usize = rows.iter().map(|row| row.tokens.len()).sum();
         self.rows.fetch_add(count, Ordering::Relaxed);
         self.widest.fetch_max(count, Ordering::Relaxed);

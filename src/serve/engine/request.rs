@@ -48,11 +48,9 @@ pub enum Event {
     Tokens {
         ids: Vec<u32>,
         scores: Vec<TokenScore>,
+        verified: Option<Verified>,
     },
-    Finished {
-        reason: FinishReason,
-        speculation: SpeculationStats,
-    },
+    Finished(FinishReason),
     Failed(EngineError),
 }
 
@@ -62,6 +60,14 @@ pub enum FinishReason {
     /// One of the stop ids, which is the last token.
     Stop(u32),
     Length,
+}
+
+/// Outcome of verifying one draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verified {
+    /// At least 1.
+    pub drafted: usize,
+    pub accepted: usize,
 }
 
 /// What speculation did for one sequence.
@@ -76,7 +82,8 @@ pub struct SpeculationStats {
 }
 
 impl SpeculationStats {
-    pub(super) fn record(&mut self, drafted: usize, accepted: usize) {
+    /// Adds one verification.
+    pub fn record(&mut self, Verified { drafted, accepted }: Verified) {
         self.steps += 1;
         self.drafted += drafted as u64;
         self.accepted += accepted as u64;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::request::{Event, FinishReason, GenerateRequest, SpeculationStats, TokenScore};
+use super::request::{Event, FinishReason, GenerateRequest, TokenScore};
 use crate::speculate::logits::{log_sum_exp, rank, top_k};
 
 /// Invariant: between steps the cache holds a prefix of `tokens`, and all but the last of them
@@ -17,7 +17,6 @@ pub(super) struct Sequence<C> {
     pub cache: C,
     pub request: GenerateRequest,
     pub rng: ChaCha8Rng,
-    pub speculation: SpeculationStats,
     pub arrived: Instant,
     pub last_token: Option<Instant>,
 }
@@ -38,7 +37,6 @@ impl<C> Sequence<C> {
             cache,
             rng: ChaCha8Rng::seed_from_u64(request.seed.unwrap_or(seed)),
             request,
-            speculation: SpeculationStats::default(),
             arrived,
             last_token: None,
         }

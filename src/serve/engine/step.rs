@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::Engine;
-use super::request::{EngineError, Event, FinishReason, TokenScore};
+use super::request::{EngineError, Event, FinishReason, TokenScore, Verified};
 use super::sequence::{Sequence, score};
 use crate::model::runtime::{LogitsOf, RuntimeError};
 use crate::speculate::decode::{Decoder, Rows};
@@ -159,25 +159,21 @@ impl<D: Decoder> Engine<D> {
             let own = own.chunks_exact(columns).map(|row| &row[..vocab_size]);
             let outcome = verify_one(sequence, &plan.proposal, own, &mut self.verifier);
             D::truncate(&mut sequence.cache, sequence.tokens.len() - 1);
+            let verified =
+                (drafted > 0).then_some(Verified { drafted, accepted: outcome.accepted });
             if drafted > 0 {
-                sequence.speculation.record(drafted, outcome.accepted);
                 self.length.observe(drafted, outcome.accepted);
                 self.metrics.verified(drafted, outcome.accepted);
             }
             if !outcome.ids.is_empty() {
                 let previous = sequence.last_token.replace(now);
                 self.metrics.tokens(outcome.ids.len(), sequence.arrived, previous, now);
-                sequence.send(Event::Tokens { ids: outcome.ids, scores: outcome.scores });
+                let Outcome { ids, scores, .. } = outcome;
+                sequence.send(Event::Tokens { ids, scores, verified });
             }
             if let Some(end) = outcome.end {
                 ended.push(index);
-                match end {
-                    Ok(reason) => {
-                        let speculation = std::mem::take(&mut sequence.speculation);
-                        sequence.send(Event::Finished { reason, speculation });
-                    }
-                    Err(error) => sequence.send(Event::Failed(error)),
-                }
+                sequence.send(end.map_or_else(Event::Failed, Event::Finished));
             }
         }
         for index in ended.into_iter().rev() {

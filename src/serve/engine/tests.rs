@@ -53,6 +53,15 @@ impl Rig {
             .unwrap()
     }
 
+    /// Waits until the engine is inside its forward number `count`; the gate must be held.
+    fn wait_for_forward(&self, count: usize) {
+        let deadline = Instant::now() + std::time::Duration::from_secs(60);
+        while self.target.forwards.load(Ordering::SeqCst) < count {
+            assert!(Instant::now() < deadline, "the engine does not run");
+            std::thread::yield_now();
+        }
+    }
+
     fn metric(&self, name: &str) -> f64 {
         let text = String::from_utf8(self.metrics.encode().unwrap()).unwrap();
         text.lines()
@@ -99,14 +108,12 @@ fn collect(mut receiver: UnboundedReceiver<Event>) -> Answer {
     while let Some(event) = receiver.blocking_recv() {
         match event {
             Event::PromptScores(scores) => answer.prompt_scores.extend(scores),
-            Event::Tokens { ids, scores } => {
+            Event::Tokens { ids, scores, verified } => {
+                answer.accepted += verified.map_or(0, |verified| verified.accepted as u64);
                 answer.ids.extend(ids);
                 answer.scores.extend(scores);
             }
-            Event::Finished { reason, speculation } => {
-                answer.finish = Some(reason);
-                answer.accepted = speculation.accepted;
-            }
+            Event::Finished(reason) => answer.finish = Some(reason),
             Event::Failed(error) => answer.error = Some(error),
         }
     }
@@ -212,10 +219,11 @@ fn the_queue_is_served_by_priority_then_by_arrival() {
     let mut rig = Rig::plain();
     rig.settings.max_num_seqs = 1;
     let engine = rig.start();
-    // Holds the only slot while the others queue up; its first token shows that it has it.
-    let (blocker, mut blocked) = request(&[0], 500);
+    // Takes the only slot while the others queue up.
+    let held = rig.target.gate.write();
+    let (blocker, blocked) = request(&[0], 20);
     engine.generate(blocker).unwrap();
-    assert!(blocked.blocking_recv().is_some());
+    rig.wait_for_forward(1);
     // All answers share one channel, so its order is the engine's; the length names the request.
     let (shared, mut events) = unbounded_channel();
     for (priority, tokens) in [(5, 2), (0, 3), (3, 4), (-1, 5), (0, 6)] {
@@ -225,12 +233,13 @@ fn the_queue_is_served_by_priority_then_by_arrival() {
         engine.generate(request).unwrap();
     }
     drop(shared);
-    assert_eq!(collect(blocked).ids.len(), 499);
+    drop(held);
+    assert_eq!(collect(blocked).ids.len(), 20);
     let (mut order, mut length) = (Vec::new(), 0);
     while let Some(event) = events.blocking_recv() {
         match event {
             Event::Tokens { ids, .. } => length += ids.len(),
-            Event::Finished { .. } => order.push(std::mem::take(&mut length)),
+            Event::Finished(_) => order.push(std::mem::take(&mut length)),
             other => panic!("unexpected {other:?}"),
         }
     }
@@ -243,13 +252,16 @@ fn a_long_prompt_does_not_stall_a_running_stream() {
     let mut rig = Rig::plain();
     rig.settings.prefill_chunk_busy = 16;
     let engine = rig.start();
-    let (short, mut stream) = request(&[1], 400);
+    let held = rig.target.gate.write();
+    let (short, stream) = request(&[1], 400);
     engine.generate(short).unwrap();
-    assert!(stream.blocking_recv().is_some());
+    rig.wait_for_forward(1);
     let long: Vec<u32> = (0..480).map(|i| i % VOCAB as u32).collect();
-    let answer = generate(&engine, &long, 3);
-    assert_eq!(answer.ids, rig.target.greedy(&long, 3));
-    assert_eq!(collect(stream).ids.len(), 399);
+    let (request, events) = request(&long, 3);
+    engine.generate(request).unwrap();
+    drop(held);
+    assert_eq!(collect(events).ids, rig.target.greedy(&long, 3));
+    assert_eq!(collect(stream).ids.len(), 400);
     // No forward held more than one piece of the prompt beside the stream.
     assert!(rig.target.widest.load(Ordering::Relaxed) <= 17);
 }
@@ -258,16 +270,15 @@ fn a_long_prompt_does_not_stall_a_running_stream() {
 fn dropping_the_receiver_ends_the_sequence() {
     let rig = Rig::drafted(10, 4);
     let engine = rig.start();
-    let (request, mut events) = request(&[1], 500);
+    let held = rig.target.gate.write();
+    let (request, events) = request(&[1], 500);
     engine.generate(request).unwrap();
-    assert!(events.blocking_recv().is_some());
+    rig.wait_for_forward(1);
     drop(events);
-    let deadline = Instant::now() + std::time::Duration::from_secs(20);
-    while engine.status().running > 0 {
-        assert!(Instant::now() < deadline, "the sequence goes on without a listener");
-        std::thread::yield_now();
-    }
-    assert!(rig.metric(crate::metrics::VLLM_GENERATION_TOKENS) < 500.0);
+    drop(held);
+    assert_eq!(generate(&engine, &[2], 5).ids.len(), 5);
+    // One token came out of the forward that was under way, and nothing after it.
+    assert_eq!(rig.metric(crate::metrics::VLLM_GENERATION_TOKENS), 6.0);
 }
 
 #[test]
