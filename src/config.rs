@@ -1,1 +1,3 @@
-//! (see docs/ARCHITECTURE.md)
+//! One settings tree for each program: flags over environment over file over defaults.
+
+pub mod build;
