@@ -1,0 +1,61 @@
+//! A real model file: SmolLM2-135M-Instruct, where `DA_TEST_GGUF` says it lies.
+
+use candle_core::Device;
+use draft_adapter::hub::Target;
+use serde_json::json;
+
+/// Opens the real file; none, with a message, where the variable is not set.
+fn target() -> Option<Target> {
+    let Ok(path) = std::env::var("DA_TEST_GGUF") else {
+        eprintln!("skipped: set DA_TEST_GGUF to SmolLM2-135M-Instruct.Q4_1.gguf");
+        return None;
+    };
+    Some(Target::open(&path).unwrap())
+}
+
+#[test]
+fn configuration_is_that_of_the_hub() {
+    let Some(target) = target() else { return };
+    let config = &target.config;
+    assert_eq!(config.architecture, "LlamaForCausalLM");
+    assert_eq!((config.vocab_size, config.hidden_size), (49152, 576));
+    assert_eq!((config.num_attention_heads, config.num_key_value_heads), (9, 3));
+    assert_eq!((config.head_dim, config.num_hidden_layers), (64, 30));
+    assert_eq!((config.rope_theta, config.rms_norm_eps), (100_000.0, 1e-5));
+    assert!(config.tie_word_embeddings);
+    assert_eq!(config.bos_token_id, Some(1));
+    assert_eq!(config.eos_token_ids, [2]);
+    assert_eq!(config.parameters(), 134_515_008);
+}
+
+#[test]
+fn every_tensor_is_there_and_finite() {
+    let Some(target) = target() else { return };
+    assert_eq!(target.weights.names().len(), 272);
+    for name in ["model.embed_tokens.weight", "model.layers.29.self_attn.k_proj.weight"] {
+        let tensor = target.weights.tensor(name, &Device::Cpu).unwrap();
+        assert_eq!(Some(tensor.dims().to_vec()), target.weights.shape(name));
+        let sum = tensor.abs().unwrap().mean_all().unwrap().to_scalar::<f32>().unwrap();
+        assert!(sum > 1e-3 && sum < 1.0, "{name}: mean magnitude {sum}");
+    }
+}
+
+#[test]
+fn text_and_chat_are_those_of_transformers() {
+    let Some(target) = target() else { return };
+    // python: AutoTokenizer.from_pretrained("HuggingFaceTB/SmolLM2-135M-Instruct")
+    //         .encode("Hello world! 123 naïve\n\n  x")
+    let ids = target.tokenizer.encode("Hello world! 123 naïve\n\n  x", false).unwrap();
+    assert_eq!(target.tokenizer.decode(&ids, false).unwrap(), "Hello world! 123 naïve\n\n  x");
+    let special = target.tokenizer.encode("<|im_start|>user\n", false).unwrap();
+    assert_eq!(special[0], 1);
+    assert!(target.tokenizer.is_special(2));
+    assert_eq!(target.tokenizer.token_id("<|im_end|>"), Some(2));
+    let chat = target.chat_template.unwrap();
+    let messages = json!([{"role": "user", "content": "Hi"}]);
+    assert_eq!(
+        chat.render(&messages, None, true).unwrap(),
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging \
+         Face<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    );
+}
