@@ -13,6 +13,7 @@ pub mod proposer;
 pub mod sampling;
 pub mod verify;
 
+pub use neural::DraftSampleMethod;
 pub use policy::{CostCurve, DraftLength};
 pub use proposer::{DraftRequest, Proposal, Proposer};
 pub use sampling::Sampling;

@@ -24,8 +24,6 @@ pub enum DraftError {
     OutsideRoot { path: String, root: String },
     #[error("draft does not fit: {what}: expected {expected}, got {got}")]
     Mismatch { what: String, expected: String, got: String },
-    #[error("draft does not fit: tensor {name} holds values that are not finite")]
-    NonFinite { name: String },
     #[error("draft cannot be read: {0}")]
     Unreadable(String),
     #[error(transparent)]

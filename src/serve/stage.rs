@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use candle_core::Device;
-
 use super::drafts::DraftError;
 use crate::hub::{Target, Weights};
 use crate::model::runtime::Runtime;
@@ -47,7 +45,6 @@ impl Fitting {
         let draft = open(&path)?;
         self.check(&draft)?;
         check_vocabulary(&draft.tokenizer, target_vocabulary)?;
-        check_finite(&draft.weights)?;
         let model = load(&draft)?;
         let version = version.map(str::to_owned).or(manifest_version);
         let version = version.unwrap_or_else(|| folder_name(&path));
@@ -85,13 +82,11 @@ impl Fitting {
     }
 }
 
-/// Loads the draft that the server starts with.
+/// Loads the draft that the server starts with; `path` is canonical.
 pub(super) fn startup(path: &Path, draft: &Target) -> Result<Draft<Runtime>, DraftError> {
-    let path = canonical(path)?;
-    let (version, checksum) = read_manifest(&path)?;
-    check_finite(&draft.weights)?;
+    let (version, checksum) = read_manifest(path)?;
     let version = version.unwrap_or_else(|| "startup".to_owned());
-    Ok(Draft { model: load(draft)?, version, checksum, path })
+    Ok(Draft { model: load(draft)?, version, checksum, path: path.to_path_buf() })
 }
 
 /// Opens a draft folder.
@@ -113,7 +108,8 @@ pub(super) fn check_vocabulary(draft: &Tokenizer, target: &Tokenizer) -> Result<
     Ok(())
 }
 
-fn canonical(path: &Path) -> Result<PathBuf, DraftError> {
+/// The folder's real path.
+pub(super) fn canonical(path: &Path) -> Result<PathBuf, DraftError> {
     std::fs::canonicalize(path).map_err(|error| DraftError::Missing {
         path: path.display().to_string(),
         reason: error.to_string(),
@@ -132,6 +128,7 @@ fn read_manifest(path: &Path) -> Result<(Option<String>, Option<String>), DraftE
 }
 
 fn load(draft: &Target) -> Result<Runtime, DraftError> {
+    // Also refuses values that are not finite.
     Runtime::load(&draft.config, &draft.weights)
         .map_err(|error| DraftError::Unreadable(error.to_string()))
 }
@@ -139,21 +136,6 @@ fn load(draft: &Target) -> Result<Runtime, DraftError> {
 fn shapes(weights: &Weights) -> BTreeMap<String, Vec<usize>> {
     let names = weights.names().into_iter();
     names.filter_map(|name| weights.shape(&name).map(|shape| (name, shape))).collect()
-}
-
-fn check_finite(weights: &Weights) -> Result<(), DraftError> {
-    for name in weights.names() {
-        let unreadable = |error: &dyn std::fmt::Display| {
-            DraftError::Unreadable(format!("tensor {name}: {error}"))
-        };
-        let tensor = weights.tensor(&name, &Device::Cpu).map_err(|e| unreadable(&e))?;
-        let values = tensor.flatten_all().and_then(|flat| flat.to_vec1::<f32>());
-        let values = values.map_err(|e| unreadable(&e))?;
-        if !values.iter().all(|value| value.is_finite()) {
-            return Err(DraftError::NonFinite { name });
-        }
-    }
-    Ok(())
 }
 
 struct Shape<'a>(&'a [usize]);

@@ -19,6 +19,8 @@ pub(crate) struct FakeDecoder {
     pub rows: AtomicUsize,
     /// Rows of the largest forward.
     pub widest: AtomicUsize,
+    /// Ids from here on are never likely, except for `eos`.
+    pub ordinary: usize,
     /// The token that ends a text, made likely in one context of 40.
     pub eos: Option<u32>,
 }
@@ -34,13 +36,16 @@ impl FakeDecoder {
             gate: parking_lot::RwLock::new(()),
             rows: AtomicUsize::new(0),
             widest: AtomicUsize::new(0),
+            ordinary: vocab_size,
             eos: None,
         }
     }
 
     /// The same model with another opinion in `percent` of all contexts.
     pub fn draft_of(target: &Self, percent: u64) -> Self {
-        Self { disagree: percent, eos: target.eos, ..Self::new(target.vocab_size, target.seed) }
+        let (ordinary, eos) = (target.ordinary, target.eos);
+        let base = Self::new(target.vocab_size, target.seed);
+        Self { disagree: percent, ordinary, eos, ..base }
     }
 
     /// Logits after `history`.
@@ -56,6 +61,7 @@ impl FakeDecoder {
         let mut row: Vec<f32> = (0..self.vocab_size as u64)
             .map(|id| (mix(state ^ (id << 20)) % 4000) as f32 / 500.0)
             .collect();
+        row[self.ordinary..].fill(-30.0);
         if let Some(eos) = ends {
             row[eos as usize] = 9.0;
         }

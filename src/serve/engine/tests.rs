@@ -277,8 +277,8 @@ fn dropping_the_receiver_ends_the_sequence() {
     drop(events);
     drop(held);
     assert_eq!(generate(&engine, &[2], 5).ids.len(), 5);
-    // One token came out of the forward that was under way, and nothing after it.
-    assert_eq!(rig.metric(crate::metrics::VLLM_GENERATION_TOKENS), 6.0);
+    // At most one verification's tokens came out of the forward that was under way.
+    assert!(rig.metric(crate::metrics::VLLM_GENERATION_TOKENS) <= 10.0);
 }
 
 #[test]

@@ -64,59 +64,18 @@ pub(super) async fn encode_messages(app: &Arc<App>, fields: &Fields) -> Result<V
         let message = "this model has no chat template; use /v1/completions";
         return Err(ApiError::bad_request(message));
     };
-    let messages = read_messages(fields)?;
+    let messages = match fields.get("messages") {
+        Some(Value::Array(messages)) if messages.is_empty() => {
+            return Err(ApiError::field("messages", "messages must hold at least one message"));
+        }
+        Some(messages) => messages,
+        None => return Err(ApiError::field("messages", "messages is required")),
+    };
     let prompt = fields.flag("add_generation_prompt", true)?;
     // The template writes the special tokens itself.
     let special = fields.flag("add_special_tokens", false)?;
-    let text = template.render(&messages, None, prompt).map_err(|error| {
-        ApiError::field("messages", format!("the chat template refused the messages: {error}"))
-    })?;
+    let text = template
+        .render(messages, None, prompt)
+        .map_err(|error| ApiError::field("messages", error.to_string()))?;
     app.encode(text, special).await
-}
-
-/// Checks the messages and turns lists of text parts into text.
-fn read_messages(fields: &Fields) -> Result<Value, ApiError> {
-    let invalid = |message: String| ApiError::field("messages", message);
-    let Some(Value::Array(messages)) = fields.get("messages") else {
-        return Err(invalid("messages must be a list of messages".into()));
-    };
-    if messages.is_empty() {
-        return Err(invalid("messages must hold at least one message".into()));
-    }
-    let mut messages = messages.clone();
-    for (index, message) in messages.iter_mut().enumerate() {
-        let Value::Object(message) = message else {
-            return Err(invalid(format!("messages[{index}] must be an object")));
-        };
-        if !message.get("role").is_some_and(Value::is_string) {
-            return Err(invalid(format!("messages[{index}].role must be a string")));
-        }
-        match message.get("content") {
-            Some(Value::String(_)) => {}
-            Some(Value::Array(parts)) => {
-                let text = join_parts(parts, index)?;
-                message.insert("content".into(), Value::String(text));
-            }
-            // An assistant's turn that only called tools.
-            None | Some(Value::Null) if message.contains_key("tool_calls") => {}
-            _ => return Err(invalid(format!("messages[{index}].content must be text"))),
-        }
-    }
-    Ok(Value::Array(messages))
-}
-
-fn join_parts(parts: &[Value], index: usize) -> Result<String, ApiError> {
-    let mut texts = Vec::with_capacity(parts.len());
-    for part in parts {
-        let text = match part.get("type").and_then(Value::as_str) {
-            Some("text") | None => part.get("text").and_then(Value::as_str),
-            Some(_) => None,
-        };
-        let Some(text) = text else {
-            let message = format!("messages[{index}].content may hold parts of type text only");
-            return Err(ApiError::field("messages", message));
-        };
-        texts.push(text);
-    }
-    Ok(texts.join("\n"))
 }
