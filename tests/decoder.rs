@@ -5,7 +5,7 @@
 mod golden;
 
 use candle_core::{Device, Tensor, Var};
-use draft_adapter::build::calibrate::{statistics, windows};
+use draft_adapter::build::calibrate::{states, statistics, windows};
 use draft_adapter::build::heal::{Ridge, heal};
 use draft_adapter::build::linalg::to_matrix;
 use draft_adapter::build::plan::Plan;
@@ -225,8 +225,16 @@ fn rotating_the_residual_stream_reproduces_the_logits() {
         assert!(error < 1e-4, "{model} sliced: relative error {error:e}");
 
         // Healing what is not broken must leave it alone.
+        let recorded = selection.layers.iter().copied().collect();
+        let text: Vec<_> = windows
+            .into_iter()
+            .map(|window| {
+                let states = states(&source, &window, &recorded).unwrap();
+                (window, states)
+            })
+            .collect();
         let healed =
-            heal(&source, &plan, &selection, &map, &windows, Ridge::default(), &mut |_| ()).unwrap();
+            heal(&source, &plan, &selection, &map, &text, Ridge::default(), &mut |_| ()).unwrap();
         let error = relative_error(&logits(&healed, &expected.tokens), &expected.logits);
         assert!(error < 1e-3, "{model} healed: relative error {error:e}");
     }
