@@ -15,7 +15,7 @@ mod repository;
 mod safetensors;
 mod weights;
 
-pub use repository::HubSettings;
+pub use repository::{HubSettings, HubToken};
 pub use weights::Weights;
 
 /// What can go wrong on the way to a model.

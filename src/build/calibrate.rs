@@ -1,5 +1,7 @@
 //! What the target does on its own text: covariances, importances, and the states to heal towards.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use candle_core::{D, Device, Tensor};
 use faer::Mat;
 
@@ -144,34 +146,38 @@ fn cosine(a: &Tensor, b: &Tensor) -> Result<Tensor, BuildError> {
     Ok(((a * b)?.sum(1)? / (norms + 1e-12)?)?)
 }
 
-/// The target's residual stream at the places that the draft keeps, for one window. Each `(N, D)`.
+/// The target's residual stream in one window, at the blocks that a draft may keep.
 pub struct States {
-    /// Input of each kept block.
-    pub inputs: Vec<Tensor>,
-    /// Between attention and MLP of each kept block.
-    pub middles: Vec<Tensor>,
-    /// After the last block of the target, whether kept or not.
+    /// Input of each recorded block, by its index: `(N, D)`.
+    pub inputs: BTreeMap<usize, Tensor>,
+    /// Between attention and MLP of each recorded block: `(N, D)`.
+    pub middles: BTreeMap<usize, Tensor>,
+    /// After the last block of the target, recorded or not: `(N, D)`.
     pub last: Tensor,
 }
 
-/// Runs the target over one window and keeps its states at the blocks in `kept` (ascending).
+/// Runs the target over one window and records its states at the blocks in `recorded`.
 ///
 /// # Errors
 /// When a tensor computation fails.
-pub fn states(target: &Decoder, window: &Window, kept: &[usize]) -> Result<States, BuildError> {
+pub fn states(
+    target: &Decoder,
+    window: &Window,
+    recorded: &BTreeSet<usize>,
+) -> Result<States, BuildError> {
     let config = &target.config;
     let rotary = RotaryTable::new(config, window.ids.dim(1)?, window.ids.device())?;
     let mut x = target.embed(&window.ids)?;
-    let (mut inputs, mut middles) = (Vec::new(), Vec::new());
+    let (mut inputs, mut middles) = (BTreeMap::new(), BTreeMap::new());
     for (index, layer) in target.layers.iter().enumerate() {
-        let keep = kept.contains(&index);
-        if keep {
-            inputs.push(window.pick(&x)?);
+        let record = recorded.contains(&index);
+        if record {
+            inputs.insert(index, window.pick(&x)?);
         }
         let attended = layer.attend(&x, config, &rotary)?;
         x = (x + linear(&attended, &layer.o_proj)?)?;
-        if keep {
-            middles.push(window.pick(&x)?);
+        if record {
+            middles.insert(index, window.pick(&x)?);
         }
         let gated = layer.gate(&x, config)?;
         x = (x + linear(&gated, &layer.down_proj)?)?;

@@ -10,7 +10,7 @@ use candle_core::{D, Tensor};
 use faer::Mat;
 
 use super::BuildError;
-use super::calibrate::{States, Window, states, unit_rms};
+use super::calibrate::{States, Window, unit_rms};
 use super::linalg::{Gram, to_matrix, to_tensor};
 use super::plan::Plan;
 use super::prune::Selection;
@@ -34,46 +34,66 @@ impl Default for Ridge {
 /// One window of calibration text with where target and draft stand in it.
 struct Run<'a> {
     window: &'a Window,
-    states: States,
+    states: &'a States,
     rotary: RotaryTable,
     /// The draft's residual: `(B, T, K)`.
     z: Tensor,
 }
 
-/// Heals a draft of the given shape from the start; returns it complete.
+/// A place in the target's residual stream that the draft is fitted to.
+#[derive(Clone, Copy)]
+enum Goal {
+    Input(usize),
+    Middle(usize),
+    Last,
+}
+
+impl Goal {
+    fn of(self, states: &States) -> Result<&Tensor, BuildError> {
+        let state = match self {
+            Self::Input(layer) => states.inputs.get(&layer),
+            Self::Middle(layer) => states.middles.get(&layer),
+            Self::Last => Some(&states.last),
+        };
+        state.ok_or_else(|| BuildError::Solve("the target's states were not recorded".into()))
+    }
+}
+
+/// Heals a draft of the given shape from the start; returns it complete. `text` holds the
+/// calibration windows with the target's states at every layer of `selection`.
 ///
 /// # Errors
-/// When a tensor computation or a solve fails.
+/// When a tensor computation or a solve fails, or a state was not recorded.
 pub fn heal(
     target: &Decoder,
     plan: &Plan,
     selection: &Selection,
     map: &WriteMap,
-    windows: &[Window],
+    text: &[(Window, States)],
     ridge: Ridge,
     on_layer: &mut dyn FnMut(usize),
 ) -> Result<Decoder, BuildError> {
     let config = plan.config(&target.config);
     let device = target.embed_tokens.device();
     let embed_tokens = target.embed_tokens.matmul(&map.tensor)?;
-    let mut runs = Vec::with_capacity(windows.len());
-    for window in windows {
+    let mut runs = Vec::with_capacity(text.len());
+    for (window, states) in text {
         let (b, t) = window.ids.dims2()?;
         let z = embed_tokens.index_select(&window.ids.flatten_all()?, 0)?.reshape((b, t, ()))?;
         runs.push(Run {
             window,
-            states: states(target, window, &selection.layers)?,
+            states,
             rotary: RotaryTable::new(&config, t, device)?,
             z,
         });
     }
     let ones = Tensor::ones(plan.hidden_size, candle_core::DType::F32, device)?;
     let eps = (target.config.rms_norm_eps, config.rms_norm_eps);
-    let fit = |runs: &[Run<'_>], teacher: &dyn Fn(&States) -> Tensor| -> Result<Tensor, BuildError> {
+    let fit = |runs: &[Run<'_>], goal: Goal| -> Result<Tensor, BuildError> {
         let mut gram = Gram::new(plan.hidden_size, target.config.hidden_size);
         for run in runs {
             let draft = unit_rms(&run.window.pick(&run.z)?, eps.1)?;
-            gram.add(&draft, &unit_rms(&teacher(&run.states), eps.0)?, None)?;
+            gram.add(&draft, &unit_rms(goal.of(run.states)?, eps.0)?, None)?;
         }
         to_tensor(&gram.ridge(&map.prior(), ridge.readers)?, device)
     };
@@ -81,7 +101,7 @@ pub fn heal(
     let mut layers = Vec::with_capacity(selection.layers.len());
     for (kept, index) in selection.layers.iter().enumerate() {
         let source = selection.pruned(&target.layers[*index], kept, target)?;
-        let decoder = fit(&runs, &|states| states.inputs[kept].clone())?;
+        let decoder = fit(&runs, Goal::Input(*index))?;
         let read = |w: &Tensor, gain: &Tensor, decoder: &Tensor| read_through(w, gain, decoder);
         let mut layer = DecoderLayer {
             input_layernorm: ones.clone(),
@@ -98,24 +118,22 @@ pub fn heal(
             .iter()
             .map(|run| Ok(layer.attend(&run.z, &config, &run.rotary)?))
             .collect::<Result<_, BuildError>>()?;
-        layer.o_proj = refit(&mut runs, &attended, &source.o_proj, map, ridge.writers, |states| {
-            &states.middles[kept]
-        })?;
+        let goal = Goal::Middle(*index);
+        layer.o_proj = refit(&mut runs, &attended, &source.o_proj, map, ridge.writers, goal)?;
 
-        let decoder = fit(&runs, &|states| states.middles[kept].clone())?;
+        let decoder = fit(&runs, Goal::Middle(*index))?;
         layer.gate_proj = read(&source.gate_proj, &source.post_attention_layernorm, &decoder)?;
         layer.up_proj = read(&source.up_proj, &source.post_attention_layernorm, &decoder)?;
         let gated: Vec<Tensor> = runs
             .iter()
             .map(|run| Ok(layer.gate(&run.z, &config)?))
             .collect::<Result<_, BuildError>>()?;
-        layer.down_proj = refit(&mut runs, &gated, &source.down_proj, map, ridge.writers, |states| {
-            states.inputs.get(kept + 1).unwrap_or(&states.last)
-        })?;
+        let goal = selection.layers.get(kept + 1).map_or(Goal::Last, |next| Goal::Input(*next));
+        layer.down_proj = refit(&mut runs, &gated, &source.down_proj, map, ridge.writers, goal)?;
         layers.push(layer);
         on_layer(kept + 1);
     }
-    let decoder = fit(&runs, &|states| states.last.clone())?;
+    let decoder = fit(&runs, Goal::Last)?;
     Ok(Decoder {
         lm_head: read_through(&target.lm_head, &target.norm, &decoder)?,
         config,
@@ -134,12 +152,12 @@ fn refit(
     writer: &Tensor,
     map: &WriteMap,
     ridge: f64,
-    goal: impl Fn(&States) -> &Tensor,
+    goal: Goal,
 ) -> Result<Tensor, BuildError> {
     let prior: Mat<f64> = to_matrix(&writer.t()?.contiguous()?)? * &map.q;
     let mut gram = Gram::new(prior.nrows(), prior.ncols());
     for (run, input) in runs.iter().zip(inputs) {
-        let goal = goal(&run.states);
+        let goal = goal.of(run.states)?;
         let missing = (goal.matmul(&map.tensor)? - run.window.pick(&run.z)?)?;
         let weights = (goal.sqr()?.mean_keepdim(D::Minus1)? + 1e-12)?.sqrt()?.recip()?;
         gram.add(&run.window.pick(input)?, &missing, Some(&weights))?;

@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::calibrate::{Statistics, Window, statistics, windows};
+use super::calibrate::{Statistics, Window, states, statistics, windows};
 use super::export::{config_json, model_card, vllm_command};
 use super::generate::{Generation, answer};
 use super::heal::{Ridge, heal};
@@ -183,7 +183,7 @@ impl Build<'_> {
             acceptance: None,
         });
         self.before_healing(decoder, &statistics, &map, &text.held_out)?;
-        self.heal_best(decoder, &statistics, &map, &windows, &text.held_out)
+        self.heal_best(decoder, &statistics, &map, windows, &text.held_out)
     }
 
     /// Measures slicing alone and slicing with pruning, the states that healing starts from.
@@ -223,12 +223,20 @@ impl Build<'_> {
         decoder: &Decoder,
         statistics: &Statistics,
         map: &WriteMap,
-        windows: &[Window],
+        windows: Vec<Window>,
         held_out: &[Sample],
     ) -> Result<(Decoder, Selection), BuildError> {
         let (layers, keep) = (decoder.config.num_hidden_layers, self.plan.num_hidden_layers);
         let mut choices = vec![evenly(layers, keep), by_influence(&statistics.influence, keep)];
         choices.dedup();
+        (self.on_progress)(Progress::Started { step: "record", total: windows.len() });
+        let recorded = choices.iter().flatten().copied().collect();
+        let mut text = Vec::with_capacity(windows.len());
+        for window in windows {
+            let states = states(decoder, &window, &recorded)?;
+            text.push((window, states));
+            (self.on_progress)(Progress::Advanced { units: 1 });
+        }
         let mut best: Option<(Acceptance, Decoder, Selection)> = None;
         for layers in choices {
             (self.on_progress)(Progress::Started { step: "heal", total: keep });
@@ -236,7 +244,7 @@ impl Build<'_> {
             let on_progress = &mut self.on_progress;
             let mut tick = |_| on_progress(Progress::Advanced { units: 1 });
             let ridge = self.settings.ridge;
-            let draft = heal(decoder, &self.plan, &selection, map, windows, ridge, &mut tick)?;
+            let draft = heal(decoder, &self.plan, &selection, map, &text, ridge, &mut tick)?;
             let acceptance = evaluate(&draft, held_out, WINDOW, NUM_SPECULATIVE_TOKENS)?;
             (self.on_progress)(Progress::Finished {
                 step: "heal",

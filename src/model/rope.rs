@@ -2,12 +2,9 @@
 
 use super::ModelConfig;
 
-/// Angular frequencies of the `head_dim / 2` rotated pairs: `theta^(-2i / head_dim)`.
+/// Angular frequencies of the `head_dim / 2` rotated pairs, scaled as the configuration says.
 pub fn inverse_frequencies(config: &ModelConfig) -> Vec<f32> {
-    let dim = config.head_dim;
-    (0..dim / 2)
-        .map(|i| (1.0 / config.rope_theta.powf(2.0 * i as f64 / dim as f64)) as f32)
-        .collect()
+    config.rope_frequencies().into_iter().map(|frequency| frequency as f32).collect()
 }
 
 /// Cosines and sines of one position, each `head_dim / 2` long.

@@ -1,0 +1,6 @@
+//! What the black-box tests share.
+#![allow(dead_code, clippy::unwrap_used)]
+
+pub mod fake_vllm;
+pub mod front;
+pub mod raw;
