@@ -31,20 +31,22 @@ pub fn metric_names(expression: &str) -> Vec<String> {
 
 /// Takes one word; returns where to read on.
 fn read_word<'a>(word: &str, follows: &'a str, names: &mut Vec<String>) -> &'a str {
-    let open = follows.trim_start().starts_with('(');
+    let next = follows.trim_start();
+    let open = next.starts_with('(');
+    // `sum by (instance) (…)`: the function's parenthesis comes later.
+    let grouped = next.starts_with("by") || next.starts_with("without");
     let lower = word.to_ascii_lowercase();
     if LABEL_LISTS.contains(&lower.as_str()) {
         return if open { after(follows, ')') } else { follows };
     }
     if word == "label_values" && open {
         // label_values(metric, label): the label is no metric.
-        let arguments = follows.trim_start();
-        let end = arguments.find(')').unwrap_or(arguments.len());
-        let selector = arguments[1..end].rsplit_once(',').map_or("", |(selector, _)| selector);
+        let end = next.find(')').unwrap_or(next.len());
+        let selector = next[1..end].rsplit_once(',').map_or("", |(selector, _)| selector);
         names.extend(metric_names(selector));
-        return &arguments[end..];
+        return &next[end..];
     }
-    if !open && !KEYWORDS.contains(&lower.as_str()) {
+    if !open && !grouped && !KEYWORDS.contains(&lower.as_str()) {
         names.push(word.to_owned());
     }
     follows
