@@ -14,17 +14,28 @@ pub const TRAINING_STEPS: &str = "da_training_steps_total";
 pub const TRAINING_LOSS: &str = "da_training_loss";
 pub const TRAINING_TOKENS: &str = "da_training_tokens_total";
 pub const TRAINING_SECONDS: &str = "da_training_seconds_total";
+/// Steps dropped because the loss or the gradient was not finite.
+pub const TRAINING_SKIPPED_STEPS: &str = "da_training_skipped_steps_total";
+/// Rounds that ended; label `outcome` is `done`, `interrupted` or `failed`.
+pub const TRAINING_ROUNDS: &str = "da_training_rounds_total";
+/// 1 while the trainer process answers.
+pub const TRAINER_UP: &str = "da_trainer_up";
 pub const TRAINER_RESTARTS: &str = "da_trainer_restarts_total";
 /// Trainable tensors that the start-up gradient check found without a gradient; must be 0.
 pub const PARAMS_WITHOUT_GRAD: &str = "da_distill_params_without_grad";
 /// Gate score of the running draft and of the candidate; label `side` is `before` or `after`.
 pub const GATE_SCORE: &str = "da_gate_score";
-/// Gate decisions; label `verdict` is `publish` or `refuse`.
+/// Gate decisions; label `verdict` is `publish`, `hold` or `refuse`.
 pub const GATE_VERDICTS: &str = "da_gate_verdicts_total";
 pub const SWAPS: &str = "da_swaps_total";
 pub const SWAP_FAILURES: &str = "da_swap_failures_total";
 pub const SWAP_STALL: &str = "da_swap_stall_seconds";
+/// Versions taken back; label `cause` is `watch` or `operator`.
 pub const ROLLBACKS: &str = "da_rollbacks_total";
+/// Drops of live acceptance that changed traffic explains, so that nothing was rolled back.
+pub const DRIFTS: &str = "da_drifts_total";
+/// 1 while an operator has paused learning.
+pub const PAUSED: &str = "da_paused";
 pub const SAMPLES_CAPTURED: &str = "da_samples_captured_total";
 /// Samples lost; label `reason` says why.
 pub const SAMPLES_DROPPED: &str = "da_samples_dropped_total";
@@ -34,8 +45,11 @@ pub const STORE_SAMPLES: &str = "da_store_samples";
 pub const STORE_BYTES: &str = "da_store_bytes";
 /// Time from the request's arrival to the response's head, less the upstream's own share.
 pub const PROXY_OVERHEAD: &str = "da_proxy_overhead_seconds";
+/// Label `class` is the status class, `2xx` to `5xx`.
 pub const PROXY_REQUESTS: &str = "da_proxy_requests_total";
 pub const PROXY_IN_FLIGHT: &str = "da_proxy_requests_in_flight";
+/// Requests that the upstream could not be reached for.
+pub const PROXY_UPSTREAM_ERRORS: &str = "da_proxy_upstream_errors_total";
 pub const BUILD_INFO: &str = "da_build_info";
 /// 1 for the version that serves; label `version`.
 pub const DRAFT_VERSION: &str = "da_draft_version";

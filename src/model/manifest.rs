@@ -43,7 +43,9 @@ pub enum ManifestError {
     Read { path: String, source: std::io::Error },
     #[error("{path} is not a draft manifest: {source}")]
     Parse { path: String, source: serde_json::Error },
-    #[error("{path} does not match its manifest: expected sha256 {expected}, got {got}\nhint: the folder was changed or half copied; build or publish it again")]
+    #[error(
+        "{path} does not match its manifest: expected sha256 {expected}, got {got}\nhint: the folder was changed or half copied; build or publish it again"
+    )]
     Checksum { path: String, expected: String, got: String },
 }
 
