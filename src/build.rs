@@ -1,1 +1,47 @@
-//! (see docs/ARCHITECTURE.md)
+//! From a target to a draft: inspect, calibrate, slice, prune, heal, export.
+
+pub mod calibrate;
+pub mod corpus;
+pub mod export;
+pub mod generate;
+pub mod heal;
+pub mod linalg;
+pub mod pipeline;
+pub mod plan;
+pub mod prompts;
+pub mod prune;
+pub mod slice;
+
+pub use pipeline::{Progress, Report, run};
+pub use plan::{Plan, Request};
+
+/// What can go wrong on the way to a draft.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    #[error(transparent)]
+    Hub(#[from] crate::hub::HubError),
+    #[error(transparent)]
+    Runtime(#[from] crate::model::runtime::RuntimeError),
+    #[error(transparent)]
+    Tokenizer(#[from] crate::model::tokenizer::TokenizerError),
+    #[error("tensor computation failed: {0}")]
+    Tensor(#[from] candle_core::Error),
+    #[error("cannot solve: {0}\nhint: calibrate on more or other text")]
+    Solve(String),
+    #[error("{flag} got {got}, expected {expected}")]
+    Request { flag: &'static str, got: String, expected: &'static str },
+    #[error(
+        "no draft of {asked:.3} of the target's parameters can be made: the smallest shape comes to {smallest:.3}, most of it the two tables of {vocab_size} rows\nhint: ask for a larger --target-size"
+    )]
+    TooSmall { asked: f64, smallest: f64, vocab_size: usize },
+    #[error("cannot read calibration text {path}: {reason}")]
+    Calibration { path: String, reason: String },
+    #[error(
+        "calibration text holds {tokens} tokens, at least {needed} are needed\nhint: add text, or use --calibration builtin"
+    )]
+    TooLittleText { tokens: usize, needed: usize },
+    #[error(transparent)]
+    Write(#[from] crate::model::draft_folder::WriteError),
+    #[error("cannot create a chat prompt: {0}")]
+    Chat(#[from] crate::model::chat::ChatError),
+}

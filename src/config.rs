@@ -11,6 +11,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
+pub mod build;
+pub mod serve;
 pub mod sidecar;
 
 /// Where a value came from.

@@ -15,7 +15,7 @@ mod repository;
 mod safetensors;
 mod weights;
 
-pub use repository::HubSettings;
+pub use repository::{HubSettings, HubToken};
 pub use weights::Weights;
 
 /// What can go wrong on the way to a model.
@@ -137,11 +137,11 @@ impl Target {
         let config = file.config()?;
         let metadata = file.metadata();
         let parts = gguf::GgufTokenizer::new(metadata).map_err(tokenizer_error)?;
-        let companions = parts
-            .companions(&config.eos_token_ids, config.max_position_embeddings)
-            .map_err(tokenizer_error)?;
-        let tokenizer = Tokenizer::from_bytes(&parts.json().map_err(tokenizer_error)?)
-            .map_err(tokenizer_error)?;
+        let json = parts.json().map_err(tokenizer_error)?;
+        let tokenizer = Tokenizer::from_bytes(&json).map_err(tokenizer_error)?;
+        let mut companions = vec![("tokenizer.json".to_string(), json)];
+        let settings = parts.settings(&config.eos_token_ids, config.max_position_embeddings);
+        companions.extend(settings.map_err(tokenizer_error)?);
         let chat_template = match metadata.text("tokenizer.chat_template") {
             None => None,
             Some(source) => {

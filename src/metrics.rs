@@ -72,3 +72,6 @@ pub const VLLM_REQUEST_SUCCESS: &str = "vllm:request_success_total";
 pub const VLLM_TIME_TO_FIRST_TOKEN: &str = "vllm:time_to_first_token_seconds";
 pub const VLLM_INTER_TOKEN_LATENCY: &str = "vllm:inter_token_latency_seconds";
 pub const VLLM_E2E_LATENCY: &str = "vllm:e2e_request_latency_seconds";
+pub const VLLM_REQUEST_QUEUE_TIME: &str = "vllm:request_queue_time_seconds";
+/// Rows of each forward of the target.
+pub const VLLM_ITERATION_TOKENS: &str = "vllm:iteration_tokens_total";

@@ -7,9 +7,13 @@
 pub mod chat;
 pub mod config;
 pub mod decoder;
+pub mod draft_folder;
+pub mod kernels;
 pub mod kv_cache;
 pub mod manifest;
+pub mod ops;
 pub mod q8;
+pub mod rope;
 pub mod runtime;
 pub mod tokenizer;
 

@@ -441,13 +441,6 @@ fn check(loaded: &Loaded<SidecarSettings>) -> Result<(), ConfigError> {
             return Err(loaded.invalid(key, "expected more than 0"));
         }
     }
-    if !matches!(
-        settings.train.loss.as_str(),
-        "forward_kl" | "reverse_kl" | "total_variation" | "log_alpha"
-    ) {
-        let reason = "expected forward_kl, reverse_kl, total_variation or log_alpha";
-        return Err(loaded.invalid("train.loss", reason));
-    }
     Ok(())
 }
 

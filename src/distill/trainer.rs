@@ -1,14 +1,36 @@
 //! The training loop: one owner of the draft's weights, optimizer and random state.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-use super::sample::Sample;
+use candle_core::{DType, Device, Tensor, Var};
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Map, Value};
+
+use super::batch::{Batch, usable};
+use super::checkpoint::{CheckpointFolder, Header};
+use super::evaluate::{Acceptance, evaluate};
+use super::head;
+use super::loss::Loss;
+use super::optimizer::{AdamW, AdamWSettings, square_sum};
+use super::sample::{Sample, TopK};
+use crate::hub::Target;
+use crate::model::decoder::{Decoder, tensor_shapes};
+use crate::model::draft_folder::DraftFolder;
+use crate::model::{DraftManifest, ModelConfig};
 
 /// What can go wrong in training.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
     #[error("cannot read the draft: {0}")]
-    Draft(String),
+    Draft(#[from] crate::hub::HubError),
+    #[error("cannot read the draft's manifest: {0}")]
+    Manifest(#[from] crate::model::manifest::ManifestError),
+    #[error("cannot export the draft: {0}")]
+    Export(#[from] crate::model::draft_folder::WriteError),
     #[error("cannot save or resume training state in {path}: {reason}")]
     State { path: String, reason: String },
     #[error(
@@ -24,7 +46,7 @@ pub enum TrainError {
 #[serde(deny_unknown_fields, default)]
 pub struct TrainSettings {
     /// `forward_kl`, `reverse_kl`, `total_variation` or `log_alpha`.
-    pub loss: String,
+    pub loss: Loss,
     pub learning_rate: f64,
     /// Optimizer steps over which the rate rises to its value.
     pub warmup_steps: usize,
@@ -45,7 +67,7 @@ pub struct TrainSettings {
 impl Default for TrainSettings {
     fn default() -> Self {
         Self {
-            loss: "log_alpha".into(),
+            loss: Loss::LogAlpha,
             learning_rate: 1.5e-4,
             warmup_steps: 10,
             weight_decay: 0.0,
@@ -86,22 +108,20 @@ pub struct Update {
     pub skipped: bool,
 }
 
-/// How well a draft predicts what the server would accept.
-#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Acceptance {
-    pub positions: u64,
-    /// Mean over positions, under the greedy-draft rule: at temperature 0 whether the draft's
-    /// most likely token is the answer's, above it the target's probability of that token.
-    pub acceptance_rate: f64,
-    /// Expected tokens of a verification step, bonus token included.
-    pub mean_accepted_length: f64,
-    pub finite: bool,
-    /// Mean acceptance of each sample, in the order given.
-    pub per_sample: Vec<f64>,
+/// Trains one draft. It belongs to one thread.
+pub struct Trainer {
+    settings: TrainSettings,
+    state: TrainState,
+    rounds: u64,
+    config: ModelConfig,
+    parameters: BTreeMap<String, Var>,
+    decoder: Decoder,
+    optimizer: AdamW,
+    checkpoints: CheckpointFolder,
 }
 
-/// Trains one draft. Not `Sync`: it belongs to one thread.
-pub struct Trainer {}
+/// Optimizer steps between checkpoints inside a round.
+const CHECKPOINT_EVERY: usize = 200;
 
 impl Trainer {
     /// Opens training on a draft folder. When `state` holds a checkpoint, training resumes from
@@ -109,16 +129,71 @@ impl Trainer {
     ///
     /// # Errors
     /// See [`TrainError`].
-    pub fn open(
-        _draft: &Path,
-        _state: &Path,
-        _settings: TrainSettings,
+    pub fn open(draft: &Path, state: &Path, settings: TrainSettings) -> Result<Self, TrainError> {
+        let checkpoints = CheckpointFolder::open(state)?;
+        let saved = match checkpoints.load() {
+            Ok(saved) => saved,
+            // Half a checkpoint is worth less than a clean start from the published draft.
+            Err(error) => {
+                tracing::warn!(%error, "training state is not readable, starting from the draft");
+                checkpoints.clear()?;
+                None
+            }
+        };
+        let base = match &saved {
+            Some((header, _)) if header.state.base.exists() => header.state.base.clone(),
+            _ => draft.to_path_buf(),
+        };
+        let mut trainer = Self::fresh(&base, checkpoints, settings)?;
+        if let Some((header, tensors)) = saved {
+            trainer.resume(header, tensors)?;
+        }
+        trainer.check_gradients()?;
+        Ok(trainer)
+    }
+
+    fn fresh(
+        draft: &Path,
+        checkpoints: CheckpointFolder,
+        settings: TrainSettings,
     ) -> Result<Self, TrainError> {
-        todo!()
+        let (config, parameters) = read_parameters(draft)?;
+        let decoder = Decoder::new(&config, |name| take(&parameters, name))?;
+        let optimizer = AdamW::new(
+            &parameters,
+            AdamWSettings {
+                beta1: settings.beta1,
+                beta2: settings.beta2,
+                eps: 1e-8,
+                weight_decay: settings.weight_decay,
+            },
+        )?;
+        let count = parameters.values().map(|var| var.elem_count() as u64).sum();
+        let state =
+            TrainState { base: draft.to_path_buf(), parameters: count, ..TrainState::default() };
+        Ok(Self { settings, state, rounds: 0, config, parameters, decoder, optimizer, checkpoints })
+    }
+
+    fn resume(
+        &mut self,
+        header: Header,
+        mut tensors: BTreeMap<String, Tensor>,
+    ) -> Result<(), TrainError> {
+        for (name, var) in &self.parameters {
+            let saved = tensors.remove(name).ok_or_else(|| TrainError::State {
+                path: self.state.base.display().to_string(),
+                reason: format!("checkpoint lacks {name}"),
+            })?;
+            var.set(&saved)?;
+        }
+        self.optimizer.resume(header.state.step, &mut tensors)?;
+        self.rounds = header.rounds;
+        self.state = header.state;
+        Ok(())
     }
 
     pub fn state(&self) -> &TrainState {
-        todo!()
+        &self.state
     }
 
     /// Trains `epochs` passes over scored samples; unscored ones are skipped. `on_update` is
@@ -129,19 +204,159 @@ impl Trainer {
     /// See [`TrainError`].
     pub fn train(
         &mut self,
-        _samples: &[Sample],
-        _epochs: usize,
-        _on_update: &mut dyn FnMut(Update) -> bool,
+        samples: &[Sample],
+        epochs: usize,
+        on_update: &mut dyn FnMut(Update) -> bool,
     ) -> Result<(), TrainError> {
-        todo!()
+        let usable: Vec<&Sample> = samples.iter().filter(|sample| usable(sample)).collect();
+        let mut since_checkpoint = 0;
+        'training: for _ in 0..epochs {
+            let batches = self.shuffled(&usable);
+            self.rounds += 1;
+            for batch in batches {
+                let update = self.step(&batch)?;
+                since_checkpoint += 1;
+                if since_checkpoint == CHECKPOINT_EVERY {
+                    self.checkpoint()?;
+                    since_checkpoint = 0;
+                }
+                if !on_update(update) {
+                    break 'training;
+                }
+            }
+        }
+        self.checkpoint()
+    }
+
+    /// Batches of similar length in random order; the seed depends on the pass, not on the clock.
+    fn shuffled<'a>(&self, samples: &[&'a Sample]) -> Vec<Vec<&'a Sample>> {
+        let mut rng = ChaCha8Rng::seed_from_u64(self.settings.seed.wrapping_add(self.rounds));
+        let mut samples = samples.to_vec();
+        samples.shuffle(&mut rng);
+        let batch = self.settings.batch.max(1);
+        let mut batches = Vec::new();
+        for group in samples.chunks_mut(8 * batch) {
+            group.sort_by_key(|sample| sample.prompt_ids.len() + sample.output_ids.len());
+            batches.extend(group.chunks(batch).map(<[&Sample]>::to_vec));
+        }
+        batches.shuffle(&mut rng);
+        batches
+    }
+
+    fn step(&mut self, samples: &[&Sample]) -> Result<Update, TrainError> {
+        let started = Instant::now();
+        let batch = Batch::new(samples, self.settings.window, &Device::Cpu)?;
+        let (loss, gradients) = self.gradients(&batch)?;
+        let mut squares = 0.0;
+        for gradient in gradients.values() {
+            squares += square_sum(gradient)?;
+        }
+        let norm = squares.sqrt();
+        let tokens = batch.outputs.len() as u64;
+        let skipped = !loss.is_finite() || !norm.is_finite();
+        if !skipped {
+            self.optimizer.begin_step();
+            let clip = self.settings.clip;
+            let scale = if clip > 0.0 && norm > clip { clip / norm } else { 1.0 };
+            let warmup = self.settings.warmup_steps.max(1) as f64;
+            let ramp = (self.optimizer.step_count() as f64 / warmup).min(1.0);
+            for (name, gradient) in &gradients {
+                let var = &self.parameters[name];
+                let rate = self.settings.learning_rate * ramp;
+                self.optimizer.update(name, var, gradient, scale, rate)?;
+            }
+            self.state.tokens += tokens;
+        }
+        self.state.step = self.optimizer.step_count();
+        let seconds = started.elapsed().as_secs_f64();
+        self.state.seconds += seconds;
+        Ok(Update { step: self.state.step, loss, tokens, seconds, skipped })
+    }
+
+    /// Mean loss of a batch and the gradient of every parameter that has one.
+    fn gradients(
+        &self,
+        batch: &Batch<'_>,
+    ) -> Result<(f32, BTreeMap<String, Tensor>), candle_core::Error> {
+        let hidden = self.decoder.hidden(&batch.ids)?;
+        let hidden = hidden.reshape(((), self.config.hidden_size))?.index_select(&batch.rows, 0)?;
+        let head = head::loss_and_gradient(
+            &hidden,
+            &self.decoder.lm_head,
+            &batch.teacher,
+            self.settings.loss,
+        )?;
+        // d(surrogate)/d(hidden) is the head's gradient, which chains it into the body.
+        let mut store = (hidden * head.hidden)?.sum_all()?.backward()?;
+        let mut gradients = BTreeMap::new();
+        for (name, var) in &self.parameters {
+            if let Some(gradient) = store.remove(var) {
+                gradients.insert(name.clone(), gradient);
+            }
+        }
+        let own = if self.config.tie_word_embeddings {
+            "model.embed_tokens.weight"
+        } else {
+            "lm_head.weight"
+        };
+        let total = match gradients.remove(own) {
+            Some(body) => (body + head.lm_head)?,
+            None => head.lm_head,
+        };
+        gradients.insert(own.to_string(), total);
+        Ok((head.loss / batch.outputs.len() as f32, gradients))
+    }
+
+    /// Proves with one backward pass that every parameter receives a finite gradient that is not
+    /// zero: candle drops gradients silently where an operation has no backward.
+    fn check_gradients(&mut self) -> Result<(), TrainError> {
+        let vocab = self.config.vocab_size as u32;
+        let ids: Vec<u32> = (0..12).map(|i| (i * 37 + 5) % vocab).collect();
+        let teacher = TopK { ids: vec![1 % vocab], logprobs: vec![-0.1] };
+        let sample = Sample {
+            id: 0,
+            prompt_ids: ids[..6].to_vec(),
+            output_ids: ids[6..].to_vec(),
+            temperature: 1.0,
+            domain: String::new(),
+            captured_unix_ms: 0,
+            held_out: false,
+            ids_estimated: false,
+            draft_version: None,
+            teacher: vec![teacher; 6],
+        };
+        let batch = Batch::new(&[&sample], self.settings.window.max(16), &Device::Cpu)?;
+        let (_, gradients) = self.gradients(&batch)?;
+        let mut without = Vec::new();
+        for name in self.parameters.keys() {
+            let squares = gradients.get(name).map_or(Ok(0.0), square_sum)?;
+            if !squares.is_finite() || squares == 0.0 {
+                without.push(name.clone());
+            }
+        }
+        self.state.parameters_without_gradient = without.len() as u64;
+        match without.first() {
+            Some(first) => {
+                Err(TrainError::NoGradient { count: without.len(), first: first.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn checkpoint(&self) -> Result<(), TrainError> {
+        let mut tensors = self.optimizer.tensors();
+        let own = self.parameters.iter().map(|(name, var)| (name.clone(), var.as_tensor().clone()));
+        tensors.extend(own);
+        let header = Header { state: self.state.clone(), rounds: self.rounds };
+        self.checkpoints.save(&header, &tensors)
     }
 
     /// Acceptance of the weights being trained.
     ///
     /// # Errors
     /// See [`TrainError`].
-    pub fn evaluate(&self, _samples: &[Sample]) -> Result<Acceptance, TrainError> {
-        todo!()
+    pub fn evaluate(&self, samples: &[Sample]) -> Result<Acceptance, TrainError> {
+        self.judge(&self.detached()?, samples)
     }
 
     /// Acceptance of a draft folder, leaving the weights being trained alone.
@@ -150,30 +365,97 @@ impl Trainer {
     /// See [`TrainError`].
     pub fn evaluate_folder(
         &self,
-        _draft: &Path,
-        _samples: &[Sample],
+        draft: &Path,
+        samples: &[Sample],
     ) -> Result<Acceptance, TrainError> {
-        todo!()
+        let target = Target::open(&draft.display().to_string())?;
+        let decoder = Decoder::new(&target.config, |name| {
+            target.weights.tensor(name, &Device::Cpu).map_err(TrainError::from)
+        })?;
+        self.judge(&decoder, samples)
     }
 
-    /// Writes the weights being trained as a draft folder with a manifest made of `manifest`
-    /// and the checksums; the folder appears whole or not at all. Returns the checksum.
+    fn judge(&self, decoder: &Decoder, samples: &[Sample]) -> Result<Acceptance, TrainError> {
+        let TrainSettings { window, num_speculative_tokens, .. } = self.settings;
+        Ok(evaluate(decoder, samples, window, num_speculative_tokens)?)
+    }
+
+    /// The same weights outside the autograd graph.
+    fn detached(&self) -> Result<Decoder, TrainError> {
+        Decoder::new(&self.config, |name| Ok(take(&self.parameters, name)?.detach()))
+    }
+
+    /// Writes the weights being trained, rounded to bf16, as a draft folder. `manifest` holds
+    /// the fields that the caller knows; the rest is taken over from the base. The folder appears
+    /// whole or not at all. Returns the checksum.
     ///
     /// # Errors
     /// See [`TrainError`].
-    pub fn export(
-        &self,
-        _directory: &Path,
-        _manifest: serde_json::Value,
-    ) -> Result<String, TrainError> {
-        todo!()
+    pub fn export(&self, directory: &Path, manifest: Value) -> Result<String, TrainError> {
+        let base = DraftManifest::read(&self.state.base)?;
+        let io = |reason: std::io::Error| TrainError::State {
+            path: self.state.base.display().to_string(),
+            reason: reason.to_string(),
+        };
+        let mut companions = Vec::new();
+        for name in base.files.keys() {
+            if name != "config.json" && !name.ends_with(".safetensors") {
+                let bytes = std::fs::read(self.state.base.join(name)).map_err(io)?;
+                companions.push((name.clone(), bytes));
+            }
+        }
+        let own = self.parameters.iter().map(|(name, var)| (name.clone(), var.as_tensor().clone()));
+        let folder = DraftFolder {
+            config: &self.config.raw,
+            tensors: &own.collect(),
+            dtype: DType::BF16,
+            companions: &companions,
+            manifest: merge(base, manifest, &self.settings),
+        };
+        Ok(folder.write(directory)?.checksum())
     }
 
     /// Drops the training state and starts from a draft folder.
     ///
     /// # Errors
     /// See [`TrainError`].
-    pub fn restart(&mut self, _draft: &Path) -> Result<(), TrainError> {
-        todo!()
+    pub fn restart(&mut self, draft: &Path) -> Result<(), TrainError> {
+        self.checkpoints.clear()?;
+        let folder = CheckpointFolder::open(self.checkpoints.path())?;
+        let mut fresh = Self::fresh(draft, folder, self.settings.clone())?;
+        fresh.rounds = self.rounds;
+        fresh.check_gradients()?;
+        *self = fresh;
+        self.checkpoint()
     }
+}
+
+/// The base's manifest with the caller's fields over it and the training settings filled in.
+fn merge(base: DraftManifest, fields: Value, settings: &TrainSettings) -> DraftManifest {
+    let mut merged = serde_json::to_value(&base).unwrap_or_default();
+    if let (Some(merged), Value::Object(fields)) = (merged.as_object_mut(), fields) {
+        merged.insert("parent".into(), Value::String(base.version.clone()));
+        merged.insert("seed".into(), settings.seed.into());
+        merged.insert("settings".into(), serde_json::to_value(settings).unwrap_or_default());
+        merged.insert("scores".into(), Value::Object(Map::new()));
+        merged.extend(fields);
+    }
+    serde_json::from_value(merged).unwrap_or(base)
+}
+
+fn take(parameters: &BTreeMap<String, Var>, name: &str) -> Result<Tensor, candle_core::Error> {
+    match parameters.get(name) {
+        Some(var) => Ok(var.as_tensor().clone()),
+        None => candle_core::bail!("no parameter {name}"),
+    }
+}
+
+fn read_parameters(draft: &Path) -> Result<(ModelConfig, BTreeMap<String, Var>), TrainError> {
+    let target = Target::open(&draft.display().to_string())?;
+    let mut parameters = BTreeMap::new();
+    for (name, _) in tensor_shapes(&target.config) {
+        let tensor = target.weights.tensor(&name, &Device::Cpu)?;
+        parameters.insert(name, Var::from_tensor(&tensor)?);
+    }
+    Ok((target.config, parameters))
 }

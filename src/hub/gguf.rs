@@ -125,3 +125,6 @@ fn row_order(name: &str, shape: &[usize], config: &ModelConfig) -> RowOrder {
         RowOrder::Same
     }
 }
+
+#[cfg(test)]
+mod tests;

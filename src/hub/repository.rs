@@ -11,15 +11,15 @@ use super::safetensors::{INDEX_FILE, SINGLE_FILE, shard_names};
 use crate::model::manifest::sha256_file;
 
 /// Where the hub is and where its files are kept. What is not set here is taken from the
-/// environment by the client: `HF_ENDPOINT`, `HF_TOKEN` (or the file that logging in wrote),
-/// `HF_HUB_CACHE`, `HF_HOME`, and the proxy variables.
+/// environment by the client.
 #[derive(Debug, Clone, Default)]
 pub struct HubSettings {
     /// Base URL, for a mirror.
     pub endpoint: Option<String>,
-    /// Token for private and gated repositories; never logged.
+    /// Token for private and gated repositories; never logged. Without it the file that logging
+    /// in wrote is used.
     pub token: Option<HubToken>,
-    /// Folder that the `hub` cache is in.
+    /// Folder of the cache, with one folder for each repository.
     pub cache: Option<PathBuf>,
     /// Use the cache only, never the network.
     pub offline: bool,
@@ -36,21 +36,28 @@ impl std::fmt::Debug for HubToken {
 }
 
 impl HubSettings {
-    /// From `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_CACHE` and `HF_HUB_OFFLINE`; an empty variable
-    /// counts as one that is not set.
+    /// From `HF_ENDPOINT`, `HF_TOKEN`, `HF_HUB_CACHE`, `HF_HOME` and `HF_HUB_OFFLINE`; an empty
+    /// variable counts as one that is not set, which the client alone would not do.
     pub fn from_env() -> Self {
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let below = |name: &str, rest: &str| set(name).map(|folder| Path::new(&folder).join(rest));
+        let cache = below("HF_HUB_CACHE", "")
+            .or_else(|| below("HUGGINGFACE_HUB_CACHE", ""))
+            .or_else(|| below("HF_HOME", "hub"))
+            .or_else(|| below("XDG_CACHE_HOME", "huggingface/hub"))
+            .or_else(|| below("HOME", ".cache/huggingface/hub"))
+            .unwrap_or_else(|| std::env::temp_dir().join("huggingface/hub"));
         let offline = set("HF_HUB_OFFLINE").unwrap_or_default().to_ascii_lowercase();
         Self {
-            endpoint: set("HF_ENDPOINT"),
+            endpoint: Some(set("HF_ENDPOINT").unwrap_or_else(|| PUBLIC_HUB.to_string())),
             token: set("HF_TOKEN").map(HubToken),
-            cache: set("HF_HUB_CACHE")
-                .map(PathBuf::from)
-                .or_else(|| set("HF_HOME").map(|home| Path::new(&home).join("hub"))),
+            cache: Some(cache),
             offline: matches!(offline.as_str(), "1" | "true" | "yes" | "on"),
         }
     }
 }
+
+const PUBLIC_HUB: &str = "https://huggingface.co";
 
 /// A commit of a repository in the cache, with the files that a target needs.
 pub(super) struct Snapshot {

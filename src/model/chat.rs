@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 mod functions;
 mod messages;
+mod python;
 mod tojson;
 
 /// What can go wrong with a template.
@@ -47,6 +48,7 @@ impl ChatTemplate {
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment
             .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(|out, _, value| python::write(out, value));
         environment.add_function("raise_exception", functions::raise_exception);
         environment.add_function("strftime_now", functions::strftime_now);
         environment.add_filter("tojson", tojson::tojson);

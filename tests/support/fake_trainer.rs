@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use draft_adapter::distill::Acceptance;
 use draft_adapter::distill::Sample;
-use draft_adapter::distill::trainer::{Acceptance, TrainError, TrainSettings, TrainState, Update};
+use draft_adapter::distill::trainer::{TrainError, TrainSettings, TrainState, Update};
 use draft_adapter::model::DraftManifest;
 use draft_adapter::model::manifest::{MANIFEST_FILE, sha256_file};
 use draft_adapter::sidecar::run::Launch;
@@ -245,6 +246,7 @@ impl TrainerBackend for FakeTrainer {
         Ok(Acceptance {
             positions: samples.iter().map(|sample| sample.output_ids.len() as u64).sum(),
             acceptance_rate: rate,
+            alpha: rate,
             mean_accepted_length: 1.0 + rate,
             finite,
             per_sample: vec![rate; samples.len()],

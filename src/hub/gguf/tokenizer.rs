@@ -115,10 +115,7 @@ impl<'a> GgufTokenizer<'a> {
                 "merges": merges,
             },
         });
-        let mut text = serde_json::to_vec_pretty(&document)
-            .map_err(|error| TokenizerError::Damaged { what: error.to_string() })?;
-        text.push(b'\n');
-        Ok(text)
+        pretty(&document)
     }
 
     fn kind(&self, id: usize) -> i64 {
@@ -207,9 +204,9 @@ impl<'a> GgufTokenizer<'a> {
         }))
     }
 
-    /// The files that travel with a draft: `tokenizer.json`, `tokenizer_config.json` and
+    /// The files that say how the tokenizer is used: `tokenizer_config.json` and
     /// `generation_config.json`.
-    pub(crate) fn companions(
+    pub(crate) fn settings(
         &self,
         eos_token_ids: &[u32],
         max_length: usize,
@@ -239,18 +236,18 @@ impl<'a> GgufTokenizer<'a> {
             "eos_token_id": eos,
             "pad_token_id": self.metadata.unsigned("tokenizer.ggml.padding_token_id"),
         });
-        let text = |value: &Value| {
-            let mut text = serde_json::to_vec_pretty(value)
-                .map_err(|error| TokenizerError::Damaged { what: error.to_string() })?;
-            text.push(b'\n');
-            Ok::<_, TokenizerError>(text)
-        };
         Ok(vec![
-            ("tokenizer.json".to_string(), self.json()?),
-            ("tokenizer_config.json".to_string(), text(&Value::Object(settings))?),
-            ("generation_config.json".to_string(), text(&generation)?),
+            ("tokenizer_config.json".to_string(), pretty(&Value::Object(settings))?),
+            ("generation_config.json".to_string(), pretty(&generation)?),
         ])
     }
+}
+
+fn pretty(document: &Value) -> Result<Vec<u8>, TokenizerError> {
+    let mut text = serde_json::to_vec_pretty(document)
+        .map_err(|error| TokenizerError::Damaged { what: error.to_string() })?;
+    text.push(b'\n');
+    Ok(text)
 }
 
 fn byte_level(use_regex: bool) -> Value {

@@ -39,15 +39,16 @@ pub(super) fn without_generation_marks(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let inside = &rest[start + 2..start + length];
-        result.push_str(&rest[..start + 2]);
+        let (before, block) = rest.split_at(start + 2);
+        let Some(length) = block.find("%}") else { break };
+        let inside = &block[..length];
+        result.push_str(before);
         match inside.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+') {
             "generation" => result.push_str(&inside.replace("generation", "if true")),
             "endgeneration" => result.push_str(&inside.replace("endgeneration", "endif")),
             _ => result.push_str(inside),
         }
-        rest = &rest[start + length..];
+        rest = &block[length..];
     }
     result.push_str(rest);
     result
@@ -166,5 +167,8 @@ mod tests {
         let source = "a{%- generation -%} b {% endgeneration %}{{ generation }}{% if x %}";
         let expected = "a{%- if true -%} b {% endif %}{{ generation }}{% if x %}";
         assert_eq!(without_generation_marks(source), expected);
+        for broken in ["{%", "{%}", "{%%}", "%}{% generation"] {
+            assert_eq!(without_generation_marks(broken), broken);
+        }
     }
 }

@@ -4,6 +4,8 @@
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
+use super::python;
+
 pub(super) fn tojson(value: Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let indent = match indent {
@@ -53,7 +55,7 @@ impl Style {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number if value.is_integer() => out.push_str(&value.to_string()),
-            ValueKind::Number => out.push_str(&python_float(f64::try_from(value.clone())?)),
+            ValueKind::Number => out.push_str(&python::float(f64::try_from(value.clone())?)),
             ValueKind::String => self.write_text(value.as_str().unwrap_or_default(), out),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items: Vec<Value> = value.try_iter()?.collect();
@@ -143,31 +145,10 @@ fn key_text(key: &Value) -> Result<String, Error> {
         ValueKind::None => Ok("null".to_string()),
         ValueKind::Bool => Ok(if key.is_true() { "true" } else { "false" }.to_string()),
         ValueKind::Number if key.is_integer() => Ok(key.to_string()),
-        ValueKind::Number => Ok(python_float(f64::try_from(key.clone())?)),
+        ValueKind::Number => Ok(python::float(f64::try_from(key.clone())?)),
         other => {
             let reason = format!("tojson: keys must be text, not {other}");
             Err(Error::new(ErrorKind::InvalidOperation, reason))
         }
     }
-}
-
-/// Python's `repr` of a float: shortest digits, an exponent below 1e-4 and from 1e16 on.
-fn python_float(number: f64) -> String {
-    if number.is_nan() {
-        return "NaN".to_string();
-    }
-    if number.is_infinite() {
-        return if number > 0.0 { "Infinity" } else { "-Infinity" }.to_string();
-    }
-    let magnitude = number.abs();
-    if magnitude != 0.0 && !(1e-4..1e16).contains(&magnitude) {
-        let text = format!("{number:e}");
-        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        let (sign, exponent) = match exponent.strip_prefix('-') {
-            Some(exponent) => ('-', exponent),
-            None => ('+', exponent),
-        };
-        return format!("{digits}e{sign}{exponent:0>2}");
-    }
-    format!("{number:?}")
 }

@@ -20,6 +20,7 @@ fn reached(rates: &[f64]) -> Acceptance {
     Acceptance {
         positions: 100 * rates.len() as u64,
         acceptance_rate: rates.iter().sum::<f64>() / rates.len() as f64,
+        alpha: 0.5,
         mean_accepted_length: 1.0,
         finite: true,
         per_sample: rates.to_vec(),

@@ -1,6 +1,7 @@
 //! Between the wire's types and ours.
 
-use crate::distill::trainer::{Acceptance, TrainState, Update};
+use crate::distill::Acceptance;
+use crate::distill::trainer::{TrainState, Update};
 use crate::distill::{Sample, TopK};
 use crate::proto::trainer as wire;
 
@@ -65,6 +66,7 @@ pub fn evaluation(acceptance: Acceptance) -> wire::EvaluateReply {
         mean_accepted_length: acceptance.mean_accepted_length,
         finite: acceptance.finite,
         accepted_per_sample: acceptance.per_sample,
+        alpha: acceptance.alpha,
     }
 }
 
@@ -72,6 +74,7 @@ pub fn acceptance(reply: wire::EvaluateReply) -> Acceptance {
     Acceptance {
         positions: reply.positions,
         acceptance_rate: reply.acceptance_rate,
+        alpha: reply.alpha,
         mean_accepted_length: reply.mean_accepted_length,
         finite: reply.finite,
         per_sample: reply.accepted_per_sample,

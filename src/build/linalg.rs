@@ -1,0 +1,171 @@
+//! Streaming Gram matrices and the two solves that slicing and healing need, in f64.
+
+use candle_core::{DType, Device, Tensor};
+use faer::linalg::solvers::Solve;
+use faer::{Mat, Side};
+
+use super::BuildError;
+
+/// Rows of one f32 product before it is added in f64: bounds the error of summation.
+const CHUNK: usize = 1024;
+
+/// `Σ w xᵀx` and `Σ w xᵀy` over rows x of width p and y of width q.
+pub struct Gram {
+    xx: Mat<f64>,
+    xy: Mat<f64>,
+}
+
+impl Gram {
+    /// Zeros for inputs of width `p` and outputs of width `q`.
+    pub fn new(p: usize, q: usize) -> Self {
+        Self { xx: Mat::zeros(p, p), xy: Mat::zeros(p, q) }
+    }
+
+    /// Adds rows `x` `(N, p)` and `y` `(N, q)`; `weights` `(N, 1)` multiply both sides of each
+    /// row's equation.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn add(
+        &mut self,
+        x: &Tensor,
+        y: &Tensor,
+        weights: Option<&Tensor>,
+    ) -> Result<(), BuildError> {
+        let rows = x.dim(0)?;
+        for start in (0..rows).step_by(CHUNK) {
+            let count = CHUNK.min(rows - start);
+            let (mut x, mut y) = (x.narrow(0, start, count)?, y.narrow(0, start, count)?);
+            if let Some(weights) = weights {
+                let weights = weights.narrow(0, start, count)?;
+                (x, y) = (x.broadcast_mul(&weights)?, y.broadcast_mul(&weights)?);
+            }
+            let transposed = x.t()?.contiguous()?;
+            accumulate(&mut self.xx, &transposed.matmul(&x.contiguous()?)?)?;
+            if self.xy.ncols() > 0 {
+                accumulate(&mut self.xy, &transposed.matmul(&y.contiguous()?)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `Σ w xᵀx` alone.
+    pub fn into_inputs(self) -> Mat<f64> {
+        self.xx
+    }
+
+    /// The minimiser of `Σ w‖y − xB‖² + λ‖B − prior‖²`, `(p, q)`, with λ relative to the mean
+    /// diagonal of the Gram matrix. Ridge pulls towards `prior`, never towards zero.
+    ///
+    /// # Errors
+    /// When the system is singular, which λ > 0 rules out unless the data are not finite.
+    pub fn ridge(&self, prior: &Mat<f64>, lambda: f64) -> Result<Mat<f64>, BuildError> {
+        let p = self.xx.nrows();
+        let mean = (0..p).map(|i| self.xx[(i, i)]).sum::<f64>() / p as f64;
+        let ridge = (lambda * mean).max(f64::MIN_POSITIVE);
+        let mut left = self.xx.clone();
+        for i in 0..p {
+            left[(i, i)] += ridge;
+        }
+        let right = &self.xy + prior * faer::Scale(ridge);
+        let factors = left.llt(Side::Lower).map_err(|e| {
+            BuildError::Solve(format!("least squares of width {p} is not solvable: {e:?}"))
+        })?;
+        Ok(factors.solve(&right))
+    }
+}
+
+/// The `k` eigenvectors of the symmetric `c` with the largest eigenvalues, `(d, k)`, and the share
+/// of the trace that they hold.
+///
+/// # Errors
+/// When the decomposition does not converge.
+pub fn top_eigenvectors(c: &Mat<f64>, k: usize) -> Result<(Mat<f64>, f64), BuildError> {
+    let d = c.nrows();
+    let eigen = c
+        .self_adjoint_eigen(Side::Lower)
+        .map_err(|e| BuildError::Solve(format!("eigenvectors of width {d}: {e:?}")))?;
+    let (vectors, values) = (eigen.U(), eigen.S().column_vector());
+    let total: f64 = (0..d).map(|i| values[i]).sum();
+    let kept: f64 = (d - k..d).map(|i| values[i]).sum();
+    // Eigenvalues come in ascending order.
+    let top = Mat::from_fn(d, k, |row, column| vectors[(row, d - 1 - column)]);
+    Ok((top, kept / total))
+}
+
+fn accumulate(sum: &mut Mat<f64>, part: &Tensor) -> Result<(), BuildError> {
+    let columns = sum.ncols();
+    let values = part.flatten_all()?.to_vec1::<f32>()?;
+    for (row, values) in values.chunks(columns).enumerate() {
+        for (column, value) in values.iter().enumerate() {
+            sum[(row, column)] += f64::from(*value);
+        }
+    }
+    Ok(())
+}
+
+/// A matrix as an f32 tensor of the same shape.
+///
+/// # Errors
+/// When the tensor cannot be made.
+pub fn to_tensor(matrix: &Mat<f64>, device: &Device) -> Result<Tensor, BuildError> {
+    let (rows, columns) = (matrix.nrows(), matrix.ncols());
+    let mut values = Vec::with_capacity(rows * columns);
+    for row in 0..rows {
+        values.extend((0..columns).map(|column| matrix[(row, column)] as f32));
+    }
+    Ok(Tensor::from_vec(values, (rows, columns), device)?)
+}
+
+/// A 2-d tensor as a matrix of the same shape.
+///
+/// # Errors
+/// When the tensor is not 2-d or cannot be read.
+pub fn to_matrix(tensor: &Tensor) -> Result<Mat<f64>, BuildError> {
+    let (rows, columns) = tensor.dims2()?;
+    let values = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+    Ok(Mat::from_fn(rows, columns, |row, column| f64::from(values[row * columns + column])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(values: &[f32], shape: (usize, usize)) -> Tensor {
+        Tensor::from_slice(values, shape, &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn ridge_finds_the_map_and_leans_towards_the_prior() {
+        let x = tensor(&[1., 0., 0., 1., 1., 1., 2., -1.], (4, 2));
+        let map = tensor(&[2., -1., 0.5, 3.], (2, 2));
+        let mut gram = Gram::new(2, 2);
+        gram.add(&x, &x.matmul(&map).unwrap(), None).unwrap();
+        let want = to_matrix(&map).unwrap();
+        let exact = gram.ridge(&Mat::zeros(2, 2), 1e-12).unwrap();
+        assert!((&exact - &want).norm_max() < 1e-6);
+        let prior = Mat::from_fn(2, 2, |i, j| (i + 2 * j) as f64);
+        let pulled = gram.ridge(&prior, 1e9).unwrap();
+        assert!((&pulled - &prior).norm_max() < 1e-6);
+    }
+
+    #[test]
+    fn a_row_of_weight_zero_does_not_count() {
+        let x = tensor(&[1., 2., 3., 4.], (4, 1));
+        let y = tensor(&[2., 4., 6., 1000.], (4, 1));
+        let mut gram = Gram::new(1, 1);
+        gram.add(&x, &y, Some(&tensor(&[1., 1., 1., 0.], (4, 1)))).unwrap();
+        let map = gram.ridge(&Mat::zeros(1, 1), 0.0).unwrap();
+        assert!((map[(0, 0)] - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn eigenvectors_are_orthonormal_and_ordered() {
+        let c = Mat::from_fn(3, 3, |i, j| if i == j { [1.0, 5.0, 3.0][i] } else { 0.0 });
+        let (q, kept) = top_eigenvectors(&c, 2).unwrap();
+        assert!((kept - 8.0 / 9.0).abs() < 1e-12);
+        assert!((q[(1, 0)].abs() - 1.0).abs() < 1e-12 && (q[(2, 1)].abs() - 1.0).abs() < 1e-12);
+        let gram = q.transpose() * &q;
+        assert!((&gram - Mat::<f64>::identity(2, 2)).norm_max() < 1e-12);
+    }
+}

@@ -1,0 +1,96 @@
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::*;
+
+fn values(rng: &mut ChaCha8Rng, len: usize) -> Vec<f32> {
+    (0..len).map(|_| rng.random_range(-3.0f32..3.0)).collect()
+}
+
+#[test]
+fn exp_is_accurate_over_its_range() {
+    let mut worst = 0f64;
+    for step in -8700..=8700 {
+        let x = step as f32 / 100.0;
+        let exact = f64::from(x).exp();
+        worst = worst.max(((f64::from(exp(x)) - exact) / exact).abs());
+    }
+    assert!(worst < 4e-7, "worst relative error {worst:e}");
+    assert_eq!(exp(f32::NEG_INFINITY), exp(-87.3));
+}
+
+#[test]
+fn float_kernels_agree_with_plain_loops() {
+    let mut rng = ChaCha8Rng::seed_from_u64(1);
+    for len in [1, 7, 64, 101] {
+        let (a, b) = (values(&mut rng, len), values(&mut rng, len));
+        let plain: f64 = a.iter().zip(&b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        assert!((f64::from(dot(&a, &b)) - plain).abs() < 1e-4);
+
+        let mut soft = a.clone();
+        softmax(&mut soft);
+        let total: f64 = a.iter().map(|x| f64::from(*x).exp()).sum();
+        for (got, x) in soft.iter().zip(&a) {
+            assert!((f64::from(*got) - f64::from(*x).exp() / total).abs() < 1e-6);
+        }
+
+        let mut gate = a.clone();
+        silu_mul(&mut gate, &b);
+        for ((got, g), u) in gate.iter().zip(&a).zip(&b) {
+            let g = f64::from(*g);
+            assert!((f64::from(*got) - g / (1.0 + (-g).exp()) * f64::from(*u)).abs() < 1e-5);
+        }
+
+        let mut normed = vec![0.0; len];
+        rms_norm(&a, &b, 1e-5, &mut normed);
+        let mean: f64 = a.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / len as f64;
+        for ((got, x), g) in normed.iter().zip(&a).zip(&b) {
+            let want = f64::from(*x) / (mean + 1e-5).sqrt() * f64::from(*g);
+            assert!((f64::from(*got) - want).abs() < 1e-5);
+        }
+    }
+}
+
+#[test]
+fn quantised_product_is_close_and_independent_of_the_batch() {
+    let mut rng = ChaCha8Rng::seed_from_u64(2);
+    let (n, blocks) = (13, 5);
+    let k = blocks * BLOCK;
+    let weights = values(&mut rng, n * k);
+    let mut w_quants = vec![0i8; n * k];
+    let mut w_scales = vec![0f32; n * blocks];
+    quantize(&weights, &mut w_quants, &mut w_scales);
+    for m in 1..=11 {
+        let rows = values(&mut rng, m * k);
+        let mut quants = vec![0i8; m * k];
+        let mut scales = vec![0f32; m * blocks];
+        quantize(&rows, &mut quants, &mut scales);
+        let mut out = vec![0f32; n * m];
+        matmul_q8(blocks, &w_quants, &w_scales, &quants, &scales, &mut out);
+        for j in 0..m {
+            let mut alone = vec![0f32; n];
+            let row = &quants[j * k..][..k];
+            let row_scales = &scales[j * blocks..][..blocks];
+            matmul_q8(blocks, &w_quants, &w_scales, row, row_scales, &mut alone);
+            for i in 0..n {
+                assert_eq!(out[i * m + j].to_bits(), alone[i].to_bits(), "row {j} of {m}");
+                let exact = dot(&weights[i * k..][..k], &rows[j * k..][..k]);
+                assert!((out[i * m + j] - exact).abs() < 1.5, "{} {exact}", out[i * m + j]);
+            }
+        }
+    }
+}
+
+#[test]
+fn quantising_rounds_to_nearest_and_keeps_the_sign() {
+    let mut x = vec![0f32; BLOCK + 3];
+    x[..4].copy_from_slice(&[127.0, -127.0, 1.4, -1.6]);
+    x[BLOCK] = -2.0;
+    let mut quants = vec![7i8; 2 * BLOCK];
+    let mut scales = vec![0f32; 2];
+    quantize(&x, &mut quants, &mut scales);
+    assert_eq!(&quants[..5], &[127, -127, 1, -2, 0]);
+    assert_eq!(scales[0], 1.0);
+    assert_eq!(quants[BLOCK], -127);
+    assert!(quants[BLOCK + 1..].iter().all(|q| *q == 0));
+}
