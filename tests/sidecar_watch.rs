@@ -45,6 +45,7 @@ async fn a_version_that_does_worse_is_taken_back() {
     let status = it.traffic_until("sums", "the roll-back", rolled_back).await;
     let reason = version(&status, "v000001")["reason"].as_str().unwrap();
     assert!(reason.contains("standard errors"), "{reason}");
+    let status = it.until("the swap back", |status| status["serving"] != "v000001").await;
     assert_eq!(it.fake.swaps()[..3], ["v000000", "v000001", "v000000"]);
     assert_eq!(status["counters"]["rollbacks"], 1);
     assert!(it.get("/metrics").await.contains("da_rollbacks_total{cause=\"watch\"} 1"));
