@@ -162,10 +162,13 @@ impl FakeTrainer {
     }
 }
 
+fn unreadable(path: &Path, error: &std::io::Error) -> TrainError {
+    TrainError::State { path: path.display().to_string(), reason: error.to_string() }
+}
+
 fn acceptance_of(draft: &Path) -> Result<f64, TrainError> {
     let weights = draft.join(WEIGHTS);
-    let text = std::fs::read_to_string(&weights)
-        .map_err(|error| TrainError::Draft(format!("{}: {error}", weights.display())))?;
+    let text = std::fs::read_to_string(&weights).map_err(|error| unreadable(&weights, &error))?;
     Ok(text.parse().unwrap())
 }
 

@@ -23,10 +23,12 @@ pub const FIRST_ACCEPTANCE: f64 = 0.3;
 
 /// Settings that make everything happen soon.
 pub fn settings(folder: &Path, upstream: &str) -> SidecarSettings {
-    let mut settings = SidecarSettings::default();
-    settings.work_dir = folder.join("work");
-    settings.draft = folder.join("draft");
-    settings.grace_seconds = 20.0;
+    let mut settings = SidecarSettings {
+        work_dir: folder.join("work"),
+        draft: folder.join("draft"),
+        grace_seconds: 20.0,
+        ..SidecarSettings::default()
+    };
     settings.upstream.url = upstream.to_owned();
     settings.upstream.poll_seconds = 0.05;
     settings.proxy.listen = "127.0.0.1:0".into();
