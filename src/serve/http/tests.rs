@@ -129,8 +129,7 @@ impl Api {
         app.chat_template = Some(ChatTemplate::new(template, "", "<|end|>").unwrap());
         app.eos_ids = Arc::new([END]);
         (setup.change)(&mut app);
-        let app = Arc::new(app);
-        Self { router: router(app), target }
+        Self { router: router(Arc::new(app)), target }
     }
 
     async fn send(&self, request: axum::http::Request<Body>) -> Response {
