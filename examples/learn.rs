@@ -63,7 +63,11 @@ fn main() {
         let a = trainer.evaluate(held_out).unwrap();
         println!(
             "pass {pass}: loss {loss:.3} acceptance {:.3} alpha {:.3} length {:.2} ({} positions, {} tokens, {seconds:.0} s)",
-            a.acceptance_rate, a.alpha, a.mean_accepted_length, a.positions, trainer.state().tokens
+            a.acceptance_rate,
+            a.alpha,
+            a.mean_accepted_length,
+            a.positions,
+            trainer.state().tokens
         );
     };
     show(&trainer, 0, 0.0, 0.0);

@@ -36,7 +36,9 @@ pub enum BuildError {
     TooSmall { asked: f64, smallest: f64, vocab_size: usize },
     #[error("cannot read calibration text {path}: {reason}")]
     Calibration { path: String, reason: String },
-    #[error("calibration text holds {tokens} tokens, at least {needed} are needed\nhint: add text, or use --calibration builtin")]
+    #[error(
+        "calibration text holds {tokens} tokens, at least {needed} are needed\nhint: add text, or use --calibration builtin"
+    )]
     TooLittleText { tokens: usize, needed: usize },
     #[error(transparent)]
     Write(#[from] crate::model::draft_folder::WriteError),

@@ -57,7 +57,8 @@ fn llama3_rope_scaling_matches_transformers() {
 #[test]
 fn the_runtime_agrees_with_transformers_up_to_quantisation() {
     for model in ["tiny_llama", "tiny_llama_tied"] {
-        let (target, expected) = (target(model), expected(&format!("{model}/expected.safetensors")));
+        let (target, expected) =
+            (target(model), expected(&format!("{model}/expected.safetensors")));
         let runtime = Runtime::load(&target.config, &target.weights).unwrap();
         let mut cache = KvCache::new(&target.config);
         let mut segments =
@@ -116,8 +117,7 @@ fn bad_input_leaves_the_cache_alone() {
     let runtime = Runtime::load(&target.config, &target.weights).unwrap();
     let mut cache = KvCache::new(&target.config);
     for tokens in [vec![u32::MAX], vec![1; target.config.max_position_embeddings + 1]] {
-        let mut segment =
-            [Segment { tokens: &tokens, cache: &mut cache, logits: LogitsOf::Last }];
+        let mut segment = [Segment { tokens: &tokens, cache: &mut cache, logits: LogitsOf::Last }];
         assert!(runtime.forward(&mut segment).is_err());
         assert_eq!(cache.len(), 0);
     }
@@ -197,7 +197,8 @@ fn whole(target: &Target) -> Plan {
 #[test]
 fn rotating_the_residual_stream_reproduces_the_logits() {
     for model in ["tiny_llama", "tiny_llama_tied"] {
-        let (target, expected) = (target(model), expected(&format!("{model}/expected.safetensors")));
+        let (target, expected) =
+            (target(model), expected(&format!("{model}/expected.safetensors")));
         let source = decoder(&target);
         let plan = whole(&target);
         let windows = windows(&samples(&expected.tokens), 4, 64, &Device::Cpu).unwrap();
@@ -210,11 +211,9 @@ fn rotating_the_residual_stream_reproduces_the_logits() {
         let random: Vec<f32> = (0..d * d).map(|_| rng.random_range(-1.0..1.0)).collect();
         let random = Tensor::from_vec(random, (d, d), &Device::Cpu).unwrap();
         let symmetric = random.matmul(&random.t().unwrap()).unwrap();
-        let (q, _) = draft_adapter::build::linalg::top_eigenvectors(
-            &to_matrix(&symmetric).unwrap(),
-            d,
-        )
-        .unwrap();
+        let (q, _) =
+            draft_adapter::build::linalg::top_eigenvectors(&to_matrix(&symmetric).unwrap(), d)
+                .unwrap();
         let tensor = draft_adapter::build::linalg::to_tensor(&q, &Device::Cpu).unwrap();
         let map = WriteMap { q, tensor, kept: 1.0 };
 

@@ -29,7 +29,9 @@ fn main() -> ExitCode {
         Err(error) => {
             let usage = matches!(
                 error,
-                BuildError::Request { .. } | BuildError::TooSmall { .. } | BuildError::Calibration { .. }
+                BuildError::Request { .. }
+                    | BuildError::TooSmall { .. }
+                    | BuildError::Calibration { .. }
             );
             report_error(&error);
             ExitCode::from(if usage { USAGE } else { 1 })
@@ -65,7 +67,8 @@ fn run(args: &BuildArgs) -> Result<(), BuildError> {
 fn show(bar: &mut ProgressBar, args: &BuildArgs, started: Instant, progress: Progress<'_>) {
     match progress {
         Progress::Started { step, total } => {
-            *bar = if total > 0 { ProgressBar::new(total as u64) } else { ProgressBar::new_spinner() };
+            *bar =
+                if total > 0 { ProgressBar::new(total as u64) } else { ProgressBar::new_spinner() };
             if let Ok(style) = ProgressStyle::with_template("{msg:12} {bar:30} {pos}/{len} {eta}") {
                 bar.set_style(style);
             }

@@ -130,7 +130,11 @@ pub fn statistics(target: &Decoder, windows: &[Window]) -> Result<Statistics, Bu
     Ok(Statistics { covariances, influence, channels, groups, tokens })
 }
 
-fn add_group_energy(sums: &mut [f64], attended: &Tensor, o_proj: &Tensor) -> Result<(), BuildError> {
+fn add_group_energy(
+    sums: &mut [f64],
+    attended: &Tensor,
+    o_proj: &Tensor,
+) -> Result<(), BuildError> {
     let width = attended.dim(1)? / sums.len();
     for (group, sum) in sums.iter_mut().enumerate() {
         let heads = attended.narrow(1, group * width, width)?.contiguous()?;

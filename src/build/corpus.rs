@@ -49,12 +49,15 @@ pub fn read(
         let held_out = prompts.split_off(prompts.len().saturating_sub(held_out));
         return Ok(Corpus { prompts, texts: Vec::new(), held_out });
     };
-    let fail = |reason: String| BuildError::Calibration { path: path.display().to_string(), reason };
+    let fail =
+        |reason: String| BuildError::Calibration { path: path.display().to_string(), reason };
     let content = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
     let mut corpus = Corpus { prompts: Vec::new(), texts: Vec::new(), held_out: Vec::new() };
     let mut tokens = 0;
     if path.extension().is_some_and(|extension| extension == "jsonl") {
-        for (number, line) in content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        for (number, line) in
+            content.lines().enumerate().filter(|(_, line)| !line.trim().is_empty())
+        {
             if tokens >= settings.calibration_tokens && corpus.held_out.len() >= held_out {
                 break;
             }

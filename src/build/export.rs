@@ -9,7 +9,8 @@ use super::prune::Selection;
 use crate::model::ModelConfig;
 
 /// Keys that describe the target's files rather than its mathematics.
-const STALE: [&str; 4] = ["quantization_config", "auto_map", "_name_or_path", "transformers_version"];
+const STALE: [&str; 4] =
+    ["quantization_config", "auto_map", "_name_or_path", "transformers_version"];
 
 /// The draft's `config.json`: the target's with the sizes replaced. Position limits and rotary
 /// settings stay the target's, else vLLM would index past the draft's tables.

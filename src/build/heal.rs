@@ -80,12 +80,7 @@ pub fn heal(
     for (window, states) in text {
         let (b, t) = window.ids.dims2()?;
         let z = embed_tokens.index_select(&window.ids.flatten_all()?, 0)?.reshape((b, t, ()))?;
-        runs.push(Run {
-            window,
-            states,
-            rotary: RotaryTable::new(&config, t, device)?,
-            z,
-        });
+        runs.push(Run { window, states, rotary: RotaryTable::new(&config, t, device)?, z });
     }
     let ones = Tensor::ones(plan.hidden_size, candle_core::DType::F32, device)?;
     let eps = (target.config.rms_norm_eps, config.rms_norm_eps);

@@ -43,10 +43,19 @@ pub struct Settings {
 #[derive(Debug, Clone)]
 pub enum Progress<'a> {
     /// A step began; `total` units of work, 0 when that is not known.
-    Started { step: &'static str, total: usize },
-    Advanced { units: usize },
+    Started {
+        step: &'static str,
+        total: usize,
+    },
+    Advanced {
+        units: usize,
+    },
     /// A step ended, with what acceptance is now where that was measured.
-    Finished { step: &'static str, detail: String, acceptance: Option<&'a Acceptance> },
+    Finished {
+        step: &'static str,
+        detail: String,
+        acceptance: Option<&'a Acceptance>,
+    },
 }
 
 /// What came out.
@@ -209,9 +218,7 @@ impl Build<'_> {
         let pruned = slice(decoder, &self.plan, &selection, map)?;
         let detail = format!(
             "{} layers, {} MLP channels, {} key-value groups",
-            self.plan.num_hidden_layers,
-            self.plan.intermediate_size,
-            self.plan.num_key_value_heads
+            self.plan.num_hidden_layers, self.plan.intermediate_size, self.plan.num_key_value_heads
         );
         self.judge("prune", detail, &pruned, held_out)?;
         Ok(())
@@ -299,14 +306,8 @@ impl Build<'_> {
             })).collect::<Vec<Value>>(),
         });
         let command = vllm_command(&self.target.name, &settings.output);
-        let card = model_card(
-            &self.target.name,
-            &draft.config,
-            &self.plan,
-            selection,
-            &scores,
-            &command,
-        );
+        let card =
+            model_card(&self.target.name, &draft.config, &self.plan, selection, &scores, &command);
         let mut companions = self.target.companions.clone();
         companions.retain(|(name, _)| name != "README.md");
         companions.push(("README.md".into(), card.into_bytes()));

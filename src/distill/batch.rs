@@ -35,7 +35,8 @@ impl<'a> Batch<'a> {
                 (&sample.prompt_ids[from..], output, *sample)
             })
             .collect();
-        let length = |(prompt, output, _): &(&[u32], &[u32], &Sample)| prompt.len() + output.len() - 1;
+        let length =
+            |(prompt, output, _): &(&[u32], &[u32], &Sample)| prompt.len() + output.len() - 1;
         let time = cut.iter().map(length).max().unwrap_or(1);
         let mut ids = vec![0u32; cut.len() * time];
         let (mut rows, mut teacher, mut outputs, mut lengths) = (vec![], vec![], vec![], vec![]);

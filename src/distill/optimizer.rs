@@ -58,11 +58,8 @@ impl AdamW {
         };
         let AdamWSettings { beta1, beta2, eps, weight_decay } = self.settings;
         let gradient = gradient.contiguous()?;
-        let average = |power: i32, beta: f64| Average {
-            beta: beta as f32,
-            scale: scale as f32,
-            power,
-        };
+        let average =
+            |power: i32, beta: f64| Average { beta: beta as f32, scale: scale as f32, power };
         first.inplace_op2(&gradient, &average(1, beta1))?;
         second.inplace_op2(&gradient, &average(2, beta2))?;
         let step = self.step as f64;

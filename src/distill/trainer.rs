@@ -13,10 +13,10 @@ use serde_json::{Map, Value};
 use super::batch::{Batch, usable};
 use super::checkpoint::{CheckpointFolder, Header};
 use super::evaluate::{Acceptance, evaluate};
+use super::head;
 use super::loss::Loss;
 use super::optimizer::{AdamW, AdamWSettings, square_sum};
 use super::sample::{Sample, TopK};
-use super::head;
 use crate::hub::Target;
 use crate::model::decoder::{Decoder, tensor_shapes};
 use crate::model::draft_folder::DraftFolder;
@@ -33,7 +33,9 @@ pub enum TrainError {
     Export(#[from] crate::model::draft_folder::WriteError),
     #[error("cannot save or resume training state in {path}: {reason}")]
     State { path: String, reason: String },
-    #[error("{count} tensors receive no gradient, the first is {first}\nhint: this is a defect of this build; training would silently do nothing")]
+    #[error(
+        "{count} tensors receive no gradient, the first is {first}\nhint: this is a defect of this build; training would silently do nothing"
+    )]
     NoGradient { count: usize, first: String },
     #[error("tensor computation failed: {0}")]
     Tensor(#[from] candle_core::Error),

@@ -123,7 +123,8 @@ impl DecoderLayer {
         let g = h / k;
         let normed = ops::rms_norm(x, &self.input_layernorm, config.rms_norm_eps)?;
         // (B, T, heads*E) -> (B, heads, T, E)
-        let heads = |w: &Tensor, n: usize| linear(&normed, w)?.reshape((b, t, n, e))?.transpose(1, 2);
+        let heads =
+            |w: &Tensor, n: usize| linear(&normed, w)?.reshape((b, t, n, e))?.transpose(1, 2);
         let query = rotary.apply(&heads(&self.q_proj, h)?.contiguous()?)?;
         let key = rotary.apply(&heads(&self.k_proj, k)?.contiguous()?)?;
         let value = heads(&self.v_proj, k)?.contiguous()?;
@@ -172,11 +173,8 @@ impl Decoder {
             });
         }
         let norm = get("model.norm.weight")?;
-        let lm_head = if config.tie_word_embeddings {
-            embed_tokens.clone()
-        } else {
-            get("lm_head.weight")?
-        };
+        let lm_head =
+            if config.tie_word_embeddings { embed_tokens.clone() } else { get("lm_head.weight")? };
         Ok(Self { config: config.clone(), embed_tokens, layers, norm, lm_head })
     }
 

@@ -18,15 +18,21 @@ pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// Why a draft folder could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    #[error("{path} exists already\nhint: draft folders are never overwritten; choose another place or remove it")]
+    #[error(
+        "{path} exists already\nhint: draft folders are never overwritten; choose another place or remove it"
+    )]
     Exists { path: PathBuf },
-    #[error("cannot write {path}: {source}\nhint: check the permissions and the free space there; nothing was left behind")]
+    #[error(
+        "cannot write {path}: {source}\nhint: check the permissions and the free space there; nothing was left behind"
+    )]
     Io { path: PathBuf, source: std::io::Error },
     #[error("cannot convert tensor {name}: {source}")]
     Tensor { name: String, source: candle_core::Error },
     #[error("tensor {name} holds values that are not finite; such a draft is never written")]
     NotFinite { name: String },
-    #[error("cannot write {path}: {reason}\nhint: check the permissions and the free space there; nothing was left behind")]
+    #[error(
+        "cannot write {path}: {reason}\nhint: check the permissions and the free space there; nothing was left behind"
+    )]
     Weights { path: PathBuf, reason: String },
 }
 
@@ -60,10 +66,8 @@ impl DraftFolder<'_> {
         };
         std::fs::create_dir_all(parent).map_err(io(parent))?;
         // Removed when it is dropped on an error.
-        let staging = tempfile::Builder::new()
-            .prefix(".draft-")
-            .tempdir_in(parent)
-            .map_err(io(parent))?;
+        let staging =
+            tempfile::Builder::new().prefix(".draft-").tempdir_in(parent).map_err(io(parent))?;
         let mut files = BTreeMap::new();
 
         let weights = staging.path().join(WEIGHTS_FILE);

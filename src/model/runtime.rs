@@ -21,9 +21,13 @@ pub enum RuntimeError {
     Hub(#[from] crate::hub::HubError),
     #[error("cannot read tensor {name}: {source}")]
     Tensor { name: String, source: candle_core::Error },
-    #[error("tensor {name} has shape {got:?}, expected {expected:?}\nhint: config.json and the weights do not belong together")]
+    #[error(
+        "tensor {name} has shape {got:?}, expected {expected:?}\nhint: config.json and the weights do not belong together"
+    )]
     Shape { name: String, expected: Vec<usize>, got: Vec<usize> },
-    #[error("tensor {name} holds values that are not finite\nhint: the file is damaged or training diverged; use another version")]
+    #[error(
+        "tensor {name} holds values that are not finite\nhint: the file is damaged or training diverged; use another version"
+    )]
     NotFinite { name: String },
     #[error("token id {id} is outside the vocabulary of {vocab_size}")]
     TokenOutOfRange { id: u32, vocab_size: usize },
@@ -326,7 +330,8 @@ impl Runtime {
         if wanted.is_empty() {
             return Vec::new();
         }
-        let last: Vec<f32> = wanted.iter().flat_map(|row| &hidden[row * d..][..d]).copied().collect();
+        let last: Vec<f32> =
+            wanted.iter().flat_map(|row| &hidden[row * d..][..d]).copied().collect();
         self.norm_and_quantize(&self.norm, &last, scratch);
         let mut logits = vec![0.0; wanted.len() * self.lm_head.out_features()];
         self.lm_head.matmul(&scratch.quantized, &mut logits, &mut scratch.transposed);

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::versions::{DomainScores, GateScores};
 use crate::config::sidecar::GateSettings;
-use crate::distill::Sample;
 use crate::distill::Acceptance;
+use crate::distill::Sample;
 
 /// Fewest positions of a domain for its own verdict: with fewer, chance alone exceeds any
 /// sensible `max_domain_loss`.

@@ -12,8 +12,8 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::distill::Sample;
 use crate::distill::Acceptance;
+use crate::distill::Sample;
 use crate::distill::trainer::{TrainError, TrainSettings, TrainState, Trainer, Update};
 use crate::proto::trainer::trainer_server::TrainerServer;
 

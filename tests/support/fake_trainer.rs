@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use draft_adapter::distill::Sample;
 use draft_adapter::distill::Acceptance;
+use draft_adapter::distill::Sample;
 use draft_adapter::distill::trainer::{TrainError, TrainSettings, TrainState, Update};
 use draft_adapter::model::DraftManifest;
 use draft_adapter::model::manifest::{MANIFEST_FILE, sha256_file};

@@ -7,8 +7,8 @@ use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use super::Line;
-use crate::distill::Sample;
 use crate::distill::Acceptance;
+use crate::distill::Sample;
 use crate::proto::trainer as wire;
 use crate::proto::trainer::trainer_client::TrainerClient;
 use crate::sidecar::trainer_process::convert;

@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{ProcessError, TrainerBackend, convert, system};
-use crate::distill::Sample;
 use crate::distill::Acceptance;
+use crate::distill::Sample;
 use crate::distill::trainer::{TrainError, TrainState};
 use crate::proto::trainer as wire;
 use crate::proto::trainer::trainer_server::Trainer as TrainerService;
