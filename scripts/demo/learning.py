@@ -16,8 +16,8 @@ class Learning:
     def status(self):
         return fetch_json(f"{self.admin}/status")
 
-    def wait(self, sent, seconds, check=lambda: None):
-        """Waits until everything that was captured of `sent` requests has been learned.
+    def wait(self, sent, seconds, left=0, check=lambda: None):
+        """Waits until all but `left` samples of what was captured of `sent` requests are learned.
 
         Returns whether that came true within `seconds`. `check` may raise to end the wait.
         """
@@ -25,7 +25,7 @@ class Learning:
         quiet = 0
         while time.monotonic() < deadline:
             check()
-            quiet = quiet + 1 if learned_all(self.status(), sent) else 0
+            quiet = quiet + 1 if learned(self.status(), sent, left) else 0
             # Twice in a row, because capture, scoring and rounds hand over between two looks.
             if quiet >= 2:
                 return True
@@ -58,7 +58,7 @@ def settled(counters):
     return counters["captured"] + counters["opted_out"] + sum(counters["dropped"].values())
 
 
-def learned_all(status, sent):
+def learned(status, sent, left=0):
     store = status["store"]
     if settled(status["counters"]) < sent or "samples" not in store:
         return False
@@ -66,5 +66,5 @@ def learned_all(status, sent):
     return (
         status["trainer"].get("phase") == "waiting"
         and store["scored"] >= store["samples"]
-        and store["learned"] >= store["samples"] - held_out
+        and store["learned"] >= store["samples"] - held_out - left
     )

@@ -5,6 +5,7 @@ import time
 from api import Counters
 from processes import StepFailed
 from progress import percent
+from stack import ROUND_SAMPLES
 
 WINDOW = 10
 """Requests of one point of the acceptance line."""
@@ -46,7 +47,9 @@ class Loop:
             with record.timed("traffic"):
                 self.burst(phase, phase.prompts[start : start + settings.burst])
             with record.timed("waiting for learning"):
-                self.catch_up(phase)
+                # Between bursts, less than a round may wait for the next one.
+                last = start + settings.burst >= len(phase.prompts)
+                self.catch_up(phase, 0 if last else ROUND_SAMPLES - 1)
         self.progress.watch(None)
         phase.last_request = self.sent
         phase.seconds = time.monotonic() - started
@@ -91,9 +94,9 @@ class Loop:
             }
         )
 
-    def catch_up(self, phase):
+    def catch_up(self, phase, left):
         bound = min(self.settings.learn_seconds, max(5, self.deadline - time.monotonic()))
-        if not self.learning.wait(self.sent, bound, self.stack.children.check):
+        if not self.learning.wait(self.sent, bound, left, self.stack.children.check):
             self.record.unlearned.append(
                 f"after request {self.sent} ({phase.name}) the sidecar had not learned"
                 f" everything within {bound:.0f} s"

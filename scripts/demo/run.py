@@ -2,6 +2,7 @@
 """Runs the whole loop on a real model: build, serve, learn, swap, measure. See `--help`."""
 
 import argparse
+import re
 import signal
 import subprocess
 import sys
@@ -27,13 +28,15 @@ ROOT = Path(__file__).resolve().parents[2]
 AIMED_ACCEPTANCE = 0.65
 """The acceptance that the draft length is chosen for."""
 
+HUB_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+
 FAILED, USAGE, FELL_SHORT = 1, 64, 2
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     model = "target/models/SmolLM2-135M-Instruct.Q4_1.gguf"
-    parser.add_argument("--model", default=str(ROOT / model), help="target: folder or GGUF file")
+    parser.add_argument("--model", default=str(ROOT / model), help="target: folder, GGUF file or hub repository")
     parser.add_argument("--binaries", type=Path, default=ROOT / "target/debug", metavar="DIR")
     parser.add_argument("--out", type=Path, default=ROOT / "target/demo", metavar="DIR")
     parser.add_argument("--requests", type=int, default=240, help="for each domain to learn from")
@@ -158,8 +161,8 @@ def compare(args, record, progress, held_out, bases):
 def main():
     args = arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    if not Path(args.model).exists():
-        print(f"error: no model at {args.model}\nhint: run `make demo`, which fetches it", file=sys.stderr)
+    if not Path(args.model).exists() and not HUB_REPOSITORY.fullmatch(args.model):
+        print(f"error: no model at {args.model}\nhint: `make model` fetches one", file=sys.stderr)
         return USAGE
     subprocess.run(["rm", "-rf", "--", str(args.out)], check=True)
     args.out.mkdir(parents=True)

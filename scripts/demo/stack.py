@@ -11,9 +11,13 @@ ANY_PORT = "127.0.0.1:0"
 START_SECONDS = 120
 BUILD_SECONDS = 420
 
+ROUND_SAMPLES = 16
+
 SIDECAR_SETTINGS = {
-    # Bursts are short: what is left of one is learned soon rather than at the next.
-    "learn.round_max_wait_seconds": "4",
+    # Small rounds, so that a few minutes of traffic show several versions.
+    "learn.round_samples": str(ROUND_SAMPLES),
+    # The rest of a phase is less than a round and need not wait for the next phase.
+    "learn.round_max_wait_seconds": "15",
     "upstream.poll_seconds": "1",
     # Decides how strongly the trainer competes with the server for the two cores.
     "trainer.nice": "10",

@@ -94,7 +94,7 @@ def status(**changes):
 
 class Learned(unittest.TestCase):
     def test_all_captured_scored_and_learned(self):
-        self.assertTrue(learning.learned_all(status(), 40))
+        self.assertTrue(learning.learned(status(), 40))
 
     def test_each_missing_piece_counts(self):
         for changes in (
@@ -104,12 +104,17 @@ class Learned(unittest.TestCase):
             {"trainer": {"phase": "gating"}},
             {"store": {"samples": 41}},
         ):
-            self.assertFalse(learning.learned_all(status(**changes), 40), changes)
+            self.assertFalse(learning.learned(status(**changes), 40), changes)
+
+    def test_less_than_a_round_may_be_left(self):
+        few = status(store={"learned": 30})
+        self.assertTrue(learning.learned(few, 40, left=5))
+        self.assertFalse(learning.learned(few, 40, left=4))
 
     def test_what_was_dropped_is_not_waited_for(self):
         changes = {"counters": {"captured": 38, "dropped": {"queue_full": 2}},
                    "store": {"samples": 38, "scored": 38, "learned": 33}}
-        self.assertTrue(learning.learned_all(status(**changes), 40))
+        self.assertTrue(learning.learned(status(**changes), 40))
 
 
 class Comparison(unittest.TestCase):
