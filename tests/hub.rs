@@ -1,5 +1,7 @@
 //! Opening targets: folders, shards, GGUF files; and what is said about those that do not open.
 
+#![allow(clippy::unwrap_used)] // a test fails by panicking
+
 #[path = "support/golden.rs"]
 mod golden;
 

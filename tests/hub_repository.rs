@@ -1,5 +1,7 @@
 //! Targets from a hub, imitated by a local server.
 
+#![allow(clippy::unwrap_used)] // a test fails by panicking
+
 #[path = "support/golden.rs"]
 mod golden;
 

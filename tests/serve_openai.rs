@@ -1,6 +1,8 @@
 //! The `openai` Python package against `da-serve`. `make test` installs it into `.venv-test`;
 //! without it the test says so and passes, unless `DA_REQUIRE_OPENAI=1`.
 
+#![allow(clippy::unwrap_used)] // a test fails by panicking
+
 #[path = "support/serving.rs"]
 mod serving;
 

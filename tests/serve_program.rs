@@ -1,6 +1,8 @@
 //! `da-serve` as a program, with real models: exit codes, messages, draining, and the promise
 //! that a draft changes the speed and nothing else.
 
+#![allow(clippy::unwrap_used)] // a test fails by panicking
+
 #[path = "support/serving.rs"]
 mod serving;
 

@@ -1,6 +1,8 @@
 //! The watch over a fake server whose counters move as told: what does worse is taken back, what
 //! only meets other traffic is not.
 
+#![allow(clippy::unwrap_used)] // a test fails by panicking
+
 mod support;
 
 use std::collections::BTreeMap;
