@@ -1,4 +1,5 @@
 //! A real model file: SmolLM2-135M-Instruct, where `DA_TEST_GGUF` says it lies.
+#![allow(clippy::unwrap_used, clippy::print_stderr)] // helpers may stop a test, or say it is skipped
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)] // a test fails by panicking and says why it skips
 
