@@ -1,8 +1,6 @@
 //! Opening targets: folders, shards, GGUF files; and what is said about those that do not open.
 #![allow(clippy::unwrap_used)] // helpers of tests may stop the test
 
-#![allow(clippy::unwrap_used)] // a test fails by panicking
-
 #[path = "support/golden.rs"]
 mod golden;
 

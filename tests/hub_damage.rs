@@ -1,8 +1,6 @@
 //! Files with arbitrary damage: an error or a model, never a panic or a wild allocation.
 #![allow(clippy::unwrap_used)] // helpers of tests may stop the test
 
-#![allow(clippy::unwrap_used)] // a test fails by panicking
-
 #[path = "support/golden.rs"]
 mod golden;
 

@@ -1,8 +1,6 @@
 //! Targets from a hub, imitated by a local server.
 #![allow(clippy::unwrap_used)] // helpers of tests may stop the test
 
-#![allow(clippy::unwrap_used)] // a test fails by panicking
-
 #[path = "support/golden.rs"]
 mod golden;
 

@@ -1,8 +1,6 @@
 //! A real model file: SmolLM2-135M-Instruct, where `DA_TEST_GGUF` says it lies.
 #![allow(clippy::unwrap_used, clippy::print_stderr)] // helpers may stop a test, or say it is skipped
 
-#![allow(clippy::unwrap_used, clippy::print_stderr)] // a test fails by panicking and says why it skips
-
 use candle_core::Device;
 use draft_adapter::hub::Target;
 use serde_json::json;

@@ -185,7 +185,7 @@ async fn several_choices() {
                                           "stream": true}),
         )
         .await;
-    for (index, expected) in texts.iter().enumerate() {
+    for (index, expected) in texts.iter().take(3).enumerate() {
         let text: String = events
             .iter()
             .map(|event| &event["choices"][0])
