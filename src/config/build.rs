@@ -13,7 +13,7 @@ use crate::build::{BuildError, Request, corpus};
 #[derive(Debug, Parser)]
 #[command(name = "da-build", version, about, long_about = None)]
 pub struct BuildArgs {
-    /// The target: a folder, a .gguf file, or owner/name[@revision] on a hub.
+    /// The target: a folder, a .gguf file, or owner/name on a hub, with @REVISION if wanted.
     #[arg(long, env = "DA_BUILD_MODEL", value_name = "SPEC")]
     pub model: String,
     /// Where the draft goes; must not exist.
