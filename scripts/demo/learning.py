@@ -63,8 +63,10 @@ def learned(status, sent, left=0):
     if settled(status["counters"]) < sent or "samples" not in store:
         return False
     held_out = store["held_out"]
+    # More may have come in since.
+    wanted = min(store["samples"], sent)
     return (
         status["trainer"].get("phase") == "waiting"
-        and store["scored"] >= store["samples"]
-        and store["learned"] >= store["samples"] - held_out - left
+        and store["scored"] >= wanted
+        and store["learned"] >= wanted - held_out - left
     )

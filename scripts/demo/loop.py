@@ -1,5 +1,6 @@
 """The live part of the demo: traffic in phases, learning between bursts, held-out checkpoints."""
 
+import threading
 import time
 
 from api import Counters
@@ -9,6 +10,10 @@ from stack import ROUND_SAMPLES
 
 WINDOW = 10
 """Requests of one point of the acceptance line."""
+
+
+TRICKLE_SECONDS = 1.5
+"""Between an answer and the next request while the sidecar learns."""
 
 
 class Loop:
@@ -39,45 +44,85 @@ class Loop:
             lambda: f"{phase.name} {self.sent - before}/{len(phase.prompts)} requests |"
             f" acceptance {percent(self.acceptance)} | {self.learning.describe()}"
         )
-        for start in range(0, len(phase.prompts), settings.burst):
+        left = list(phase.prompts)
+        while left:
             if time.monotonic() > self.deadline:
-                left = len(phase.prompts) - start
-                phase.cut = f"{left} requests were not sent: the time for traffic was used up"
+                phase.cut = f"{len(left)} requests were not sent: the time for traffic was used up"
                 break
             with record.timed("traffic"):
-                self.burst(phase, phase.prompts[start : start + settings.burst])
-            with record.timed("waiting for learning"):
-                # Between bursts, less than a round may wait for the next one.
-                last = start + settings.burst >= len(phase.prompts)
-                self.catch_up(phase, 0 if last else ROUND_SAMPLES - 1)
+                burst = [left.pop(0) for _ in range(min(settings.burst, len(left)))]
+                self.send(phase, burst, settings.concurrency)
+            with record.timed("learning between bursts"):
+                self.catch_up(phase, left)
         self.progress.watch(None)
         phase.last_request = self.sent
         phase.seconds = time.monotonic() - started
         if phase.cut:
             self.progress.step(f"{phase.label}: {phase.cut}")
 
-    def burst(self, phase, prompts):
-        settings, record = self.settings, self.record
-        counters = Counters.read(self.engine)
-        answers = self.client.send(
-            prompts, settings.concurrency, phase.domain, phase.temperature, settings.seed
-        )
-        since = self.sent
+    def send(self, phase, prompts, concurrency):
+        """Sends prompts at once and records what comes of them."""
+        counters, since = Counters.read(self.engine), self.sent
+        seed = self.settings.seed + since
+        answers = self.client.send(prompts, concurrency, phase.domain, phase.temperature, seed)
         for done, answer in enumerate(answers, 1):
-            self.sent += 1
-            record.ended.append(answer.ended)
-            if answer.error:
-                record.failures.append({"request": self.sent, "error": answer.error})
-                self.stack.children.check()
-            elif phase.temperature == 0:
-                record.texts.add(answer.prompt, answer.text, f"request {self.sent}")
+            self.take(phase, answer)
             if done % WINDOW == 0 or done == len(prompts):
                 now = Counters.read(self.engine)
                 self.window(phase, since, now - counters)
                 counters, since = now, self.sent
 
+    def take(self, phase, answer):
+        self.sent += 1
+        record = self.record
+        record.spans.append((answer.ended - answer.seconds, answer.ended))
+        if answer.error:
+            record.failures.append({"request": self.sent, "error": answer.error})
+            self.stack.children.check()
+        elif phase.temperature == 0:
+            record.texts.add(answer.prompt, answer.text, f"request {self.sent}")
+
+    def catch_up(self, phase, prompts):
+        """Lets the sidecar learn the burst while a few of `prompts` trickle in, one at a time.
+
+        So swaps meet requests in flight, as they do in a server that is never quite idle.
+        """
+        settings = self.settings
+        burst_end = self.sent
+        bound = min(settings.learn_seconds, max(5, self.deadline - time.monotonic()))
+        # What is left at the end of a phase should not wait for the next one.
+        leave = ROUND_SAMPLES - 1 if prompts else 0
+        counters = Counters.read(self.engine)
+        stop = threading.Event()
+
+        def trickle():
+            for _ in range(min(settings.trickle, len(prompts))):
+                if stop.wait(TRICKLE_SECONDS):
+                    return
+                prompt = prompts.pop(0)
+                temperature, seed = phase.temperature, settings.seed + self.sent
+                answers.append(self.client.ask(prompt, phase.domain, temperature, seed))
+
+        answers = []
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        try:
+            learned = self.learning.wait(burst_end, bound, leave, self.stack.children.check)
+        finally:
+            stop.set()
+            thread.join()
+        for answer in answers:
+            self.take(phase, answer)
+        if answers:
+            self.window(phase, burst_end, Counters.read(self.engine) - counters)
+        if not learned:
+            self.record.unlearned.append(
+                f"after request {burst_end} ({phase.name}) the sidecar had not learned"
+                f" everything within {bound:.0f} s"
+            )
+
     def window(self, phase, since, counters):
-        acceptance = counters.acceptance(self.record.draft_length)
+        acceptance = counters.acceptance(self.record.live_draft_length)
         if acceptance is None:
             return
         self.acceptance = acceptance
@@ -93,14 +138,6 @@ class Loop:
                 "drafted": counters.drafted,
             }
         )
-
-    def catch_up(self, phase, left):
-        bound = min(self.settings.learn_seconds, max(5, self.deadline - time.monotonic()))
-        if not self.learning.wait(self.sent, bound, left, self.stack.children.check):
-            self.record.unlearned.append(
-                f"after request {self.sent} ({phase.name}) the sidecar had not learned"
-                f" everything within {bound:.0f} s"
-            )
 
     def checkpoint(self, phase, client, engine, held_out):
         """Held-out acceptance of the running version, on an engine without other traffic."""

@@ -41,6 +41,9 @@ class Texts:
 @dataclass
 class Record:
     draft_length: int = 0
+    """Of the comparison, where one stream runs at a time."""
+    live_draft_length: int = 0
+    """Of the engine that serves the traffic."""
     plan: dict = field(default_factory=dict)
     curve: dict = field(default_factory=dict)
     phases: list = field(default_factory=list)
@@ -48,8 +51,8 @@ class Record:
     """Acceptance over a few requests each, in order."""
     checkpoints: list = field(default_factory=list)
     """Held-out acceptance of both domains after a phase."""
-    ended: list = field(default_factory=list)
-    """When each traffic request ended, in seconds since the epoch."""
+    spans: list = field(default_factory=list)
+    """Begin and end of each traffic request, in seconds since the epoch."""
     failures: list = field(default_factory=list)
     texts: Texts = field(default_factory=Texts)
     unlearned: list = field(default_factory=list)

@@ -32,8 +32,8 @@ def page(report):
         tiles="".join(tiles(report)),
         acceptance_chart=chart.acceptance_chart(report),
         legend=legend(report),
-        chart_note="Each point is the acceptance of about ten requests. Traffic comes in bursts, and"
-        " the draft learns between them. Diamonds are prompts that were never learned from, asked of"
+        chart_note="Each point is the acceptance of about ten requests. Traffic comes in bursts; between"
+        " them the draft learns while single requests go on. Diamonds are prompts that were never learned from, asked of"
         " the version that ran at that moment. Point at anything for its numbers.",
         comparison=comparison(report),
         bar_chart=chart.bar_chart(report),
@@ -76,10 +76,11 @@ def tiles(report):
             f"d{index}",
         )
     stalls = [s["stall_ms"] for s in report["swaps"]]
+    busy = sum(1 for s in report["swaps"] if s["requests_in_flight"])
     yield tile(
-        "swaps while requests ran",
+        "versions swapped in",
         len(report["swaps"]),
-        f"longest stall {max(stalls):.1f} ms" if stalls else "none",
+        f"{busy} with requests in flight; longest stall {max(stalls):.1f} ms" if stalls else "none",
     )
     yield tile(
         "requests failed, answers changed",
@@ -169,11 +170,12 @@ def goals(report):
 
 def swaps(report):
     rows = ['<table><tr><th class="left">version</th><th class="left">cause</th><th>after request</th>'
-            "<th>gate before</th><th>gate after</th><th>stall</th></tr>"]
+            "<th>in flight</th><th>gate before</th><th>gate after</th><th>stall</th></tr>"]
     for s in report["swaps"]:
         rows.append(
             f'<tr><td class="left">{escape(s["version"])}</td>'
             f'<td class="left">{escape(s["cause"] or "publish")}</td><td>{s["after_request"]}</td>'
+            f"<td>{s['requests_in_flight']}</td>"
             f"<td>{number(s['gate_before'], 3)}</td><td>{number(s['gate_after'], 3)}</td>"
             f"<td>{s['stall_ms']:.1f} ms</td></tr>"
         )
@@ -188,6 +190,11 @@ def run_facts(report):
     yield "time", f"{report['seconds'] / 60:.1f} minutes: {steps}"
     speed = report["training_tokens"] / report["training_seconds"] if report["training_seconds"] else 0
     yield "training", f"{report['training_tokens']} tokens in {report['training_seconds']:.0f} s ({speed:.0f} tokens/s, beside other work)"
+    settings = report["settings"]
+    yield "traffic", (
+        f"bursts of {settings['burst']} requests, {settings['concurrency']} at a time, drafts of"
+        f" {report['live_draft_length']}: streams that run together verify many rows, so shorter drafts pay"
+    )
     for phase in report["phases"]:
         sent = phase["last_request"] - phase["first_request"] + 1
         cut = f" ({phase['cut']})" if phase["cut"] else ""

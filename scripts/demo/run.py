@@ -3,8 +3,8 @@
 
 import argparse
 import re
+import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -42,14 +42,16 @@ def arguments():
     parser.add_argument("--requests", type=int, default=240, help="for each domain to learn from")
     parser.add_argument("--again", type=int, default=60, help="for the first domain's second turn")
     parser.add_argument("--sampled", type=int, default=40, help="for the phase at temperature 0.7")
-    parser.add_argument("--burst", type=int, default=40, help="requests between pauses for learning")
-    parser.add_argument("--concurrency", type=int, default=6)
+    parser.add_argument("--burst", type=int, default=32, help="requests between pauses for learning")
+    parser.add_argument("--trickle", type=int, default=8, help="requests during such a pause, at most")
+    parser.add_argument("--concurrency", type=int, default=4)
     parser.add_argument("--held-out", type=int, default=16, help="held-out prompts of each domain")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--draft-length", type=int, help="default: what the measured costs favour")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--learn-seconds", type=float, default=60, help="bound of one pause")
     parser.add_argument("--budget-minutes", type=float, default=19, help="traffic ends early for it")
+    parser.add_argument("--draft", type=Path, metavar="DIR", help="draft v0, instead of building one")
     parser.add_argument("--build", action="append", default=[], metavar="ARG", help="for da-build")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for da-sidecar")
     parser.add_argument("--strict", action="store_true", help="exit with 2 when a goal is missed")
@@ -84,14 +86,20 @@ def demo(args, progress, children, record):
     stack = Stack(children, args.binaries, args.model, args.out)
     held_out = {d: prompts.prompts(d, "held-out", args.held_out, args.seed) for d in prompts.DOMAINS}
 
-    progress.step(f"building draft v0 from {Path(args.model).name}")
     with record.timed("build"):
         record.plan = stack.plan(args.build)
-        stack.build(args.build, lambda line: progress.step(f"  {line}") if line.strip() else None)
+        if args.draft:
+            progress.step(f"draft v0 is {args.draft}")
+            shutil.copytree(args.draft, stack.draft)
+        else:
+            progress.step(f"building draft v0 from {Path(args.model).name}")
+            stack.build(args.build, lambda line: progress.step(f"  {line}") if line.strip() else None)
 
     with record.timed("start"):
         record.draft_length = choose_draft_length(args, stack, record, progress)
-        _, engine = stack.serve("da-serve", stack.draft, record.draft_length)
+        # Several streams at once verify many rows, so they bear only shorter drafts.
+        record.live_draft_length = cost.best_length(record.curve, AIMED_ACCEPTANCE, args.concurrency)
+        _, engine = stack.serve("da-serve", stack.draft, record.live_draft_length)
         _, bench = stack.serve("da-serve-adapted", stack.draft, record.draft_length)
         more = dict(pair.split("=", 1) for pair in args.set)
         proxy, admin = stack.sidecar(engine, record.draft_length, more)
@@ -164,7 +172,8 @@ def main():
     if not Path(args.model).exists() and not HUB_REPOSITORY.fullmatch(args.model):
         print(f"error: no model at {args.model}\nhint: `make model` fetches one", file=sys.stderr)
         return USAGE
-    subprocess.run(["rm", "-rf", "--", str(args.out)], check=True)
+    if args.out.exists():
+        shutil.rmtree(args.out)
     args.out.mkdir(parents=True)
     about = machine.describe()
     progress = Progress()

@@ -16,8 +16,9 @@ ROUND_SAMPLES = 16
 SIDECAR_SETTINGS = {
     # Small rounds, so that a few minutes of traffic show several versions.
     "learn.round_samples": str(ROUND_SAMPLES),
-    # The rest of a phase is less than a round and need not wait for the next phase.
-    "learn.round_max_wait_seconds": "15",
+    # Longer than a burst, so that no round of two or three samples begins during one; the rest of
+    # a phase is less than a round and waits this long.
+    "learn.round_max_wait_seconds": "25",
     "upstream.poll_seconds": "1",
     # Decides how strongly the trainer competes with the server for the two cores.
     "trainer.nice": "10",

@@ -33,9 +33,10 @@ def document(args, record, machine, seconds):
         "draft_params": record.plan["draft_parameters"],
         "draft_params_per_step": record.plan.get("draft_parameters_per_step"),
         "draft_length": record.draft_length,
+        "live_draft_length": record.live_draft_length,
         "domains": domains,
         "swaps": swaps,
-        "requests": len(record.ended),
+        "requests": len(record.spans),
         "failed_requests": len(record.failures),
         "output_mismatches": len(mismatches),
         "texts_compared": len(record.texts.seen),
@@ -89,8 +90,9 @@ def ratio(a, b):
 
 def swap_list(record):
     swaps = []
+    ends = sorted(end for _, end in record.spans)
     for swap in record.status["swaps"]:
-        ended = swap["unix_ms"] / 1000
+        moment = swap["unix_ms"] / 1000
         swaps.append(
             {
                 "version": swap["version"],
@@ -101,7 +103,8 @@ def swap_list(record):
                 "gate_before": swap.get("gate_before"),
                 "gate_after": swap.get("gate_after"),
                 "unix_ms": swap["unix_ms"],
-                "after_request": bisect.bisect(sorted(record.ended), ended),
+                "after_request": bisect.bisect(ends, moment),
+                "requests_in_flight": sum(1 for a, b in record.spans if a <= moment <= b),
             }
         )
     return swaps
@@ -225,11 +228,13 @@ def text(report):
         speed = d["speed_up_adapted"]
         lines.append(f"  {'speed over plain':24}{'':18}{number(speed):>9}")
     stalls = [s["stall_ms"] for s in report["swaps"]]
+    in_flight = sum(1 for s in report["swaps"] if s["requests_in_flight"])
     lines += [
         "",
         f"{report['requests']} requests, {report['failed_requests']} failed,"
         f" {report['output_mismatches']} changed answers of {report['texts_compared']} compared,"
-        f" {len(report['swaps'])} swaps (longest stall {max(stalls, default=0):.1f} ms),"
+        f" {len(report['swaps'])} swaps, {in_flight} with requests in flight"
+        f" (longest stall {max(stalls, default=0):.1f} ms),"
         f" {report['training_tokens']} tokens trained in {report['training_seconds']:.0f} s,"
         f" {report['seconds'] / 60:.1f} minutes",
     ]

@@ -76,6 +76,12 @@ class Costs(unittest.TestCase):
         self.assertEqual(cost.best_length(dear, 0.7), 1)
         self.assertLess(cost.speed_up(dear, 0.7, 1), 1)
 
+    def test_many_streams_bear_shorter_drafts(self):
+        curve = {"verify_ms": [20.0 + 3 * i for i in range(9)], "draft_ms": [3.0 + i / 4 for i in range(9)]}
+        alone, many = (cost.best_length(curve, 0.65, streams) for streams in (1, 6))
+        self.assertGreater(alone, many)
+        self.assertGreater(cost.verify_ms(curve, 20), curve["verify_ms"][-1])
+
     def test_certain_acceptance_yields_every_token(self):
         self.assertEqual(cost.expected_tokens(1.0, 4), 5)
         self.assertEqual(cost.expected_tokens(0.0, 4), 1)
@@ -102,9 +108,11 @@ class Learned(unittest.TestCase):
             {"store": {"scored": 39}},
             {"store": {"learned": 34}},
             {"trainer": {"phase": "gating"}},
-            {"store": {"samples": 41}},
         ):
             self.assertFalse(learning.learned(status(**changes), 40), changes)
+
+    def test_what_came_in_since_is_not_waited_for(self):
+        self.assertTrue(learning.learned(status(store={"samples": 44}, counters={"captured": 44}), 40))
 
     def test_less_than_a_round_may_be_left(self):
         few = status(store={"learned": 30})

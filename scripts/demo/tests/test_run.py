@@ -40,7 +40,7 @@ class Demo(unittest.TestCase):
 
     def run_demo(self, *more, fault=None):
         process = self.start(*more, fault=fault)
-        output, _ = process.communicate(timeout=180)
+        output, _ = process.communicate(timeout=900)
         return process.returncode, output
 
     def report(self):
@@ -104,13 +104,13 @@ class Demo(unittest.TestCase):
 
     def test_an_interrupt_leaves_no_process_behind(self):
         process = self.start()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         # As the last program starts, which is when an interrupt could lose track of it.
         while not (self.out / "da-sidecar.log").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
-        self.assertTrue(self.left_behind())
+        self.assertTrue((self.out / "da-sidecar.log").exists())
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
         self.assertEqual(process.returncode, 130)
         self.assertEqual(self.left_behind(), [])
 
