@@ -44,6 +44,8 @@ pub enum ServeError {
     Bind { address: String, source: std::io::Error },
     #[error("measuring the models failed: {0}")]
     Measure(#[source] RuntimeError),
+    #[error("cannot start the engine's threads: {0}")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
     #[error("cannot set up metrics: {0}")]
     Metrics(#[from] prometheus::Error),
     #[error("the server failed: {0}")]

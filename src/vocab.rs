@@ -3,8 +3,7 @@
 //! Sizes prove nothing: two vocabularies of one size may hold other tokens, and one vocabulary
 //! may be padded to several sizes.
 
-use std::collections::BTreeSet;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use crate::model::Tokenizer;
 
@@ -34,8 +33,8 @@ pub fn compare(a: &Tokenizer, b: &Tokenizer) -> VocabMatch {
         let is_special = |tokenizer: &Tokenizer, piece: &Option<String>| {
             piece.is_none() || tokenizer.is_special(id)
         };
-        let same_text = left == right;
-        if !same_text && !(is_special(a, &left) && is_special(b, &right)) {
+        let only_special = left == right || (is_special(a, &left) && is_special(b, &right));
+        if !only_special {
             return VocabMatch::Different { overlap: overlap(a, b) };
         }
         special.extend(left);

@@ -1,4 +1,5 @@
 //! Opening targets: folders, shards, GGUF files; and what is said about those that do not open.
+#![allow(clippy::unwrap_used)] // helpers of tests may stop the test
 
 #[path = "support/golden.rs"]
 mod golden;

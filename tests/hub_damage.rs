@@ -1,4 +1,5 @@
 //! Files with arbitrary damage: an error or a model, never a panic or a wild allocation.
+#![allow(clippy::unwrap_used)] // helpers of tests may stop the test
 
 #[path = "support/golden.rs"]
 mod golden;

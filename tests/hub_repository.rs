@@ -1,4 +1,5 @@
 //! Targets from a hub, imitated by a local server.
+#![allow(clippy::unwrap_used)] // helpers of tests may stop the test
 
 #[path = "support/golden.rs"]
 mod golden;

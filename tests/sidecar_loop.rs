@@ -1,6 +1,8 @@
 //! The whole loop over a fake server and a fake trainer process: learn, gate, publish, swap,
 //! refuse, and everything that an operator may ask.
 
+#![allow(clippy::unwrap_used)] // a test fails by panicking
+
 mod support;
 
 use draft_adapter::sidecar::control::client::Ask;

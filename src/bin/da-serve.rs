@@ -40,12 +40,6 @@ fn main() -> ExitCode {
 }
 
 fn start(config: ServeConfig) -> Result<(), ServeError> {
-    if let Some(threads) = config.threads {
-        rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build_global()
-            .map_err(|error| ServeError::Setting(format!("--threads {threads}: {error}")))?;
-    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(HTTP_THREADS)
         .enable_all()

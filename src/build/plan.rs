@@ -114,7 +114,7 @@ impl Plan {
         let heads = kept * (target.num_attention_heads / groups);
         // Hugging Face's Llama refuses a hidden size that its heads do not divide.
         let unit = lcm(32, heads);
-        let hidden_size = if shape.embedding >= 1.0 && target.hidden_size % heads == 0 {
+        let hidden_size = if shape.embedding >= 1.0 && target.hidden_size.is_multiple_of(heads) {
             target.hidden_size
         } else {
             round_to(target.hidden_size as f64 * shape.embedding, unit)

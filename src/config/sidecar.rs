@@ -128,6 +128,7 @@ pub struct TeacherKeys {
     pub kind: TeacherKind,
     pub top_k: usize,
     pub window: usize,
+    pub backlog: u64,
     pub yield_to_traffic: bool,
 }
 
@@ -282,7 +283,13 @@ impl Default for StoreKeys {
 
 impl Default for TeacherKeys {
     fn default() -> Self {
-        Self { kind: TeacherKind::Rescore, top_k: 20, window: 1024, yield_to_traffic: true }
+        Self {
+            kind: TeacherKind::Rescore,
+            top_k: 20,
+            window: 1024,
+            backlog: 512,
+            yield_to_traffic: true,
+        }
     }
 }
 
@@ -421,6 +428,7 @@ fn check(loaded: &Loaded<SidecarSettings>) -> Result<(), ConfigError> {
         ("capture.queue", settings.capture.queue as f64),
         ("teacher.top_k", settings.teacher.top_k as f64),
         ("teacher.window", settings.teacher.window as f64),
+        ("teacher.backlog", settings.teacher.backlog as f64),
         ("train.batch", settings.train.batch as f64),
         ("train.window", settings.train.window as f64),
         ("watch.z", settings.watch.z),

@@ -16,6 +16,9 @@ pub struct Header {
     pub rounds: u64,
 }
 
+/// What a checkpoint holds: its header, and weights and moments by name.
+pub type Checkpoint = (Header, BTreeMap<String, Tensor>);
+
 /// A folder that holds at most one checkpoint, `checkpoint/`, and leftovers of a kill.
 pub struct CheckpointFolder {
     folder: PathBuf,
@@ -77,7 +80,7 @@ impl CheckpointFolder {
     ///
     /// # Errors
     /// When there is one that cannot be read.
-    pub fn load(&self) -> Result<Option<(Header, BTreeMap<String, Tensor>)>, TrainError> {
+    pub fn load(&self) -> Result<Option<Checkpoint>, TrainError> {
         let current = self.folder.join(CURRENT);
         if !current.exists() {
             return Ok(None);

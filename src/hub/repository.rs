@@ -77,7 +77,7 @@ pub(super) fn parse_name(spec: &str) -> Option<(&str, Option<&str>)> {
         |part: &str| !part.is_empty() && !part.starts_with('.') && part.chars().all(allowed);
     let is_file = name.ends_with(".gguf") || name.ends_with(".safetensors");
     // The revision becomes a path below the cache's folder.
-    let revision_ok = revision.is_none_or(|revision| revision.split('/').all(|part| is_part(part)));
+    let revision_ok = revision.is_none_or(|revision| revision.split('/').all(is_part));
     (is_part(owner) && is_part(name) && !is_file && revision_ok).then_some((repository, revision))
 }
 

@@ -73,13 +73,16 @@ impl EngineSettings {
     }
 }
 
-/// The way to the engine's thread. Cheap to clone; the thread ends when all handles are gone.
+/// The way to the engine's thread. Cheap to clone; the thread ends when all handles are gone and
+/// the requests that were sent are answered.
 #[derive(Clone)]
 pub struct EngineHandle {
     commands: mpsc::UnboundedSender<Command>,
     pub(super) waiting: Arc<AtomicUsize>,
     max_queued: usize,
     pub(super) status: StatusCell,
+    /// Its helpers would leave with it while the engine still computes.
+    pool: Arc<rayon::ThreadPool>,
 }
 
 impl EngineHandle {
@@ -117,6 +120,15 @@ impl EngineHandle {
     }
 }
 
+/// Threads for an engine and its computation; 0 takes one for each core.
+///
+/// # Errors
+/// When the system refuses the threads.
+pub fn pool(threads: usize) -> Result<Arc<rayon::ThreadPool>, rayon::ThreadPoolBuildError> {
+    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+    builder.thread_name(|index| format!("engine-{index}")).build().map(Arc::new)
+}
+
 /// Everything that the engine's thread owns.
 pub(super) struct Engine<D: Decoder> {
     settings: EngineSettings,
@@ -143,14 +155,16 @@ struct Queued {
 }
 
 impl<D: Decoder> Engine<D> {
-    /// Starts the engine's thread.
+    /// Starts the engine as a worker of `pool`: what it computes in parallel it then begins at
+    /// once by itself, and a helper that the system does not run delays nothing.
     pub fn start(
+        pool: Arc<rayon::ThreadPool>,
         settings: EngineSettings,
         target: Arc<D>,
         proposer: Option<Box<dyn Proposer>>,
         length: DraftLength,
         metrics: Arc<EngineMetrics>,
-    ) -> std::io::Result<EngineHandle> {
+    ) -> EngineHandle {
         let (sender, commands) = mpsc::unbounded_channel();
         let queued = Arc::new(AtomicUsize::new(0));
         let status = StatusCell::default();
@@ -159,6 +173,7 @@ impl<D: Decoder> Engine<D> {
             waiting: Arc::clone(&queued),
             max_queued: settings.max_queued,
             status: Arc::clone(&status),
+            pool,
         };
         let mut engine = Self {
             scoring: Scoring::default(),
@@ -177,14 +192,14 @@ impl<D: Decoder> Engine<D> {
             swaps: 0,
         };
         engine.publish();
-        std::thread::Builder::new().name("engine".into()).spawn(move || {
+        handle.pool.spawn(move || {
             // A panic closes the channels: requests fail at once and /health turns red.
             let run = AssertUnwindSafe(|| engine.run());
             if std::panic::catch_unwind(run).is_err() {
                 tracing::error!("the engine's thread panicked; every request fails from now on");
             }
-        })?;
-        Ok(handle)
+        });
+        handle
     }
 
     fn run(&mut self) {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio_util::task::TaskTracker;
 
 use super::drafts::{DraftError, DraftHandle};
-use super::engine::{Engine, EngineHandle, EngineSettings};
+use super::engine::{Engine, EngineHandle, EngineSettings, pool};
 use super::http::{App, Defaults, Parts};
 use super::metrics::EngineMetrics;
 use super::stage::{Fitting, check_vocabulary, open, startup};
@@ -25,6 +25,8 @@ use crate::speculate::{CostCurve, DraftLength, Proposer};
 const DEFAULT_MODEL_LEN: usize = 4096;
 /// Timed runs of each size when the costs are measured.
 const MEASURE_RUNS: usize = 5;
+/// Added to the niceness of the thread that reads drafts.
+const STAGING_NICENESS: i32 = 10;
 /// Draft tokens read in one step to catch up.
 const CATCH_UP: usize = 128;
 
@@ -46,6 +48,10 @@ pub fn load(config: &ServeConfig, tasks: &TaskTracker) -> Result<App, ServeError
     let drafting = drafting.transpose()?;
     let max_model_len = model_len(config, &target.config)?;
     check_memory(config, max_model_len, &target.config, drafting.as_ref())?;
+    let draft_len = drafting.as_ref().map(|d| d.fitting.config.max_position_embeddings);
+    if let Some(draft_len) = draft_len.filter(|len| *len < max_model_len) {
+        tracing::warn!(draft_len, max_model_len, "longer sequences go on without drafts");
+    }
     let model = Runtime::load(&target.config, &target.weights).map_err(ServeError::Load)?;
     let model = Arc::new(model);
     tracing::info!(
@@ -57,7 +63,9 @@ pub fn load(config: &ServeConfig, tasks: &TaskTracker) -> Result<App, ServeError
         max_num_seqs = config.max_num_seqs,
         "loaded"
     );
-    let length = draft_length(config, &model, drafting.as_ref())?;
+    let pool = pool(config.threads.unwrap_or(0))?;
+    // In the engine's own threads, as that is where it will be paid.
+    let length = pool.install(|| draft_length(config, &model, drafting.as_ref()))?;
 
     let name = config.served_model_name.clone().unwrap_or_else(|| config.model.clone());
     let metrics = Arc::new(EngineMetrics::new(&name)?);
@@ -75,10 +83,11 @@ pub fn load(config: &ServeConfig, tasks: &TaskTracker) -> Result<App, ServeError
         let method = config.draft_sample_method;
         Box::new(NeuralProposer::new(shared, method, vocab_size, CATCH_UP))
     });
-    let engine = Engine::start(settings, model, proposer, length, Arc::clone(&metrics))?;
-    let drafts = drafting.map_or_else(DraftHandle::none, |drafting| {
-        draft_handle(drafting, &tokenizer, &engine, tasks)
-    });
+    let engine = Engine::start(pool, settings, model, proposer, length, Arc::clone(&metrics));
+    let drafts = match drafting {
+        None => DraftHandle::none(),
+        Some(drafting) => draft_handle(drafting, &tokenizer, &engine, tasks)?,
+    };
     let (defaults, eos_ids) = generation_config(&target.companions, &target.config);
     let parts = Parts {
         engine,
@@ -110,6 +119,13 @@ fn open_draft(
         let path = stage::canonical(path)?;
         let draft = open(&path)?;
         check_vocabulary(&draft.tokenizer, tokenizer)?;
+        if draft.config.vocab_size < tokenizer.vocab_size() {
+            return Err(DraftError::Mismatch {
+                what: "vocab_size".into(),
+                expected: format!("at least {}", tokenizer.vocab_size()),
+                got: draft.config.vocab_size.to_string(),
+            });
+        }
         let root = config.draft_root.as_deref().or(path.parent()).unwrap_or(&path);
         let fitting = Fitting::of(root, &draft)?;
         let shared = Arc::new(ArcSwap::from_pointee(startup(&path, &draft)?));
@@ -190,11 +206,23 @@ fn draft_handle(
     tokenizer: &Arc<Tokenizer>,
     engine: &EngineHandle,
     tasks: &TaskTracker,
-) -> DraftHandle {
+) -> Result<DraftHandle, ServeError> {
     let Drafting { shared, fitting } = drafting;
     let tokenizer = Arc::clone(tokenizer);
-    let stage = move |path: &Path, version: Option<&str>| fitting.stage(path, version, &tokenizer);
-    DraftHandle::start(shared, Arc::new(stage), engine.clone(), tasks)
+    // One thread of low priority: reading a draft must not slow the streams down.
+    let staging = rayon::ThreadPoolBuilder::new()
+        .num_threads(1)
+        .thread_name(|_| "staging".to_owned())
+        .start_handler(|_| {
+            if let Err(error) = rustix::process::nice(STAGING_NICENESS) {
+                tracing::debug!(%error, "staging runs at ordinary priority");
+            }
+        })
+        .build()?;
+    let stage = move |path: &Path, version: Option<&str>| {
+        staging.install(|| fitting.stage(path, version, &tokenizer))
+    };
+    Ok(DraftHandle::start(shared, Arc::new(stage), engine.clone(), tasks))
 }
 
 /// Sampling defaults and end-of-sequence ids, as the model's makers set them.

@@ -205,7 +205,7 @@ impl Learn {
     async fn give_up_on_killer(&self, memory: &mut Memory, ids: &[u64]) -> Result<(), LearnError> {
         if let [id] = *ids
             && memory.deaths >= DEATHS_BEFORE_SHRINKING
-            && memory.deaths % DEATHS_BEFORE_SHRINKING == 0
+            && memory.deaths.is_multiple_of(DEATHS_BEFORE_SHRINKING)
         {
             tracing::error!(id, "the trainer dies of this sample, which is dropped");
             self.metrics.samples_dropped.with_label_values(&["kills_trainer"]).inc();

@@ -320,6 +320,7 @@ impl Release {
         cause: &str,
         from: Option<String>,
     ) -> Result<f64, SinkError> {
+        self.show();
         self.snapshot.send_modify(|snapshot| {
             snapshot.generation += 1;
             snapshot.swapping = true;
@@ -350,6 +351,8 @@ impl Release {
                     gate_after: gate.as_ref().map(|gate| gate.after),
                     cause: cause.to_owned(),
                 });
+                // In this order: whoever sees the version serve finds how it came about.
+                self.show();
                 self.set_serving(Some(version.to_owned()), None);
                 self.save_or_log().await;
                 tracing::info!(

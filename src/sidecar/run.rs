@@ -173,6 +173,7 @@ impl Sidecar {
         let scoring = Scoring {
             teacher: ConfiguredTeacher::new(&settings, self.client.clone(), names.clone()),
             store: self.store.clone(),
+            backlog: settings.teacher.backlog,
             metrics: metrics.clone(),
         };
         tasks.spawn(scoring.run(learning.clone()));

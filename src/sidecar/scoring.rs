@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::metrics::Metrics;
 use super::release::blocking;
-use super::store::SampleStore;
+use super::store::{SampleStore, StoreError};
 use crate::distill::Sample;
 use crate::distill::teacher::{Teacher, TeacherError};
 
@@ -22,6 +22,9 @@ const MAX_BACKOFF: Duration = Duration::from_secs(5);
 pub struct Scoring<T> {
     pub teacher: T,
     pub store: Arc<dyn SampleStore>,
+    /// Samples that may wait. The oldest beyond are dropped: when traffic outruns the teacher,
+    /// what is learned must still be today's.
+    pub backlog: u64,
     pub metrics: Arc<Metrics>,
 }
 
@@ -43,8 +46,17 @@ impl<T: Teacher> Scoring<T> {
 
     /// Scores a few samples and says how long to wait before the next few.
     async fn batch(&self, backoff: &mut Duration) -> Duration {
-        let store = self.store.clone();
-        let samples = match blocking(move || store.unscored(FETCH)).await {
+        let (store, backlog) = (self.store.clone(), self.backlog);
+        let fetched = blocking(move || {
+            let dropped = drop_surplus(store.as_ref(), backlog)?;
+            Ok::<_, StoreError>((dropped, store.unscored(FETCH)?))
+        })
+        .await;
+        let fetched = fetched.map(|(dropped, samples)| {
+            self.metrics.samples_dropped.with_label_values(&["teacher_behind"]).inc_by(dropped);
+            samples
+        });
+        let samples = match fetched {
             Ok(samples) if samples.is_empty() => return IDLE,
             Ok(samples) => samples,
             Err(error) => {
@@ -83,4 +95,17 @@ impl<T: Teacher> Scoring<T> {
             tracing::error!(%error, "cannot remove a sample");
         }
     }
+}
+
+fn drop_surplus(store: &dyn SampleStore, backlog: u64) -> Result<u64, StoreError> {
+    let stats = store.stats()?;
+    let surplus = (stats.samples - stats.scored.min(stats.samples)).saturating_sub(backlog);
+    if surplus == 0 {
+        return Ok(0);
+    }
+    let oldest = store.unscored(usize::try_from(surplus).unwrap_or(usize::MAX))?;
+    for sample in &oldest {
+        store.remove(sample.id)?;
+    }
+    Ok(oldest.len() as u64)
 }

@@ -38,6 +38,7 @@ pub async fn learn_names(client: Client, names: TargetNames, shutdown: Cancellat
 }
 
 /// The teacher that the settings name, made once the target's name is known.
+#[allow(clippy::large_enum_variant)] // one exists in a process
 pub enum ConfiguredTeacher {
     Live(LiveTeacher),
     Rescore {

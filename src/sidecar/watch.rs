@@ -92,8 +92,9 @@ impl Watch {
         };
         let after = self.release.snapshot();
         let settled = settled(&after, seconds(self.settings.settle_seconds));
-        let (Some(counters), Some(version), true) = (text.spec_decode(), &after.serving, settled)
-        else {
+        // While the server runs another version than it should, it is about to be swapped.
+        let serving = after.serving.as_ref().filter(|version| **version == after.ledger.running);
+        let (Some(counters), Some(version), true) = (text.spec_decode(), serving, settled) else {
             memory.last = None;
             return;
         };
@@ -161,7 +162,7 @@ impl Watch {
     async fn judge(&self, memory: &mut Memory, snapshot: &Snapshot) {
         let Some(case) = memory.case.as_mut() else { return };
         let Some(evidence) = memory.evidence.get_mut(&case.version) else { return };
-        if snapshot.ledger.pinned.is_some() || snapshot.ledger.running != case.version {
+        if snapshot.ledger.pinned.is_some() {
             return;
         }
         let live = evidence.total();
@@ -173,11 +174,13 @@ impl Watch {
         }
         let since = *case.suspected_since.get_or_insert_with(Instant::now);
         let overdue = since.elapsed() >= seconds(self.settings.decide_within_seconds);
-        let decision = match self.compare(case).await {
+        let measured = self.compare(case).await;
+        tracing::debug!(version = case.version, ?suspicion, ?measured, "live acceptance is low");
+        let decision = match measured {
             Ok(Measured::Both(comparison)) => {
                 evidence::decide(&self.settings, &live, &suspicion, &comparison)
             }
-            Ok(Measured::TooFew { unscored }) if unscored > 0 && !overdue => Decision::Wait,
+            Ok(Measured::TooFew { more: true }) if !overdue => Decision::Wait,
             Ok(Measured::TooFew { .. }) => evidence::decide_blind(&self.settings, &suspicion),
             Ok(Measured::NoAnswer) if !overdue => Decision::Wait,
             Ok(Measured::NoAnswer) => evidence::decide_blind(&self.settings, &suspicion),
@@ -229,11 +232,10 @@ impl Watch {
     async fn compare(&self, case: &Case) -> Result<Measured, StoreError> {
         let (store, since, limit) =
             (self.store.clone(), case.began_unix_ms, self.settings.compare_samples);
-        let (samples, unscored) =
-            blocking(move || since_swap(store.as_ref(), since, limit)).await?;
+        let (samples, more) = blocking(move || since_swap(store.as_ref(), since, limit)).await?;
         let positions: usize = samples.iter().map(|sample| sample.output_ids.len()).sum();
         if samples.is_empty() || (positions as u64) < self.min_positions {
-            return Ok(Measured::TooFew { unscored });
+            return Ok(Measured::TooFew { more });
         }
         let (reply, answer) = oneshot::channel();
         let request = CompareRequest {
@@ -252,10 +254,12 @@ impl Watch {
     }
 }
 
+#[derive(Debug)]
 enum Measured {
     Both(Comparison),
     TooFew {
-        unscored: usize,
+        /// Samples wait for the teacher.
+        more: bool,
     },
     /// The trainer is down.
     NoAnswer,
@@ -286,13 +290,13 @@ fn window(last: &Reading, now: &Reading) -> Option<LiveCounters> {
     })
 }
 
-/// Scored samples captured since a time, newest first, and how many are not scored yet.
+/// Scored samples captured since a time, newest first, and whether more wait for the teacher.
 fn since_swap(
     store: &dyn SampleStore,
     since: u64,
     limit: usize,
-) -> Result<(Vec<Sample>, usize), StoreError> {
-    let mut samples = store.held_out(usize::MAX)?;
+) -> Result<(Vec<Sample>, bool), StoreError> {
+    let mut samples = store.held_out(limit)?;
     samples.extend(store.unlearned(usize::MAX)?);
     // Ids grow with time, so the newest `limit` are all that can matter.
     let learned = store.learned_index()?;
@@ -302,7 +306,6 @@ fn since_swap(
     samples.retain(|sample| sample.captured_unix_ms >= since);
     samples.sort_by_key(|sample| std::cmp::Reverse(sample.id));
     samples.truncate(limit);
-    let waiting = store.unscored(usize::MAX)?;
-    let unscored = waiting.iter().filter(|sample| sample.captured_unix_ms >= since).count();
-    Ok((samples, unscored))
+    let stats = store.stats()?;
+    Ok((samples, stats.samples > stats.scored))
 }

@@ -54,7 +54,7 @@ impl FakeDecoder {
         for &token in &history[history.len().saturating_sub(3)..] {
             state = mix(state ^ u64::from(token) << 7);
         }
-        let ends = self.eos.filter(|_| mix(state ^ 0xe05) % 40 == 0);
+        let ends = self.eos.filter(|_| mix(state ^ 0xe05).is_multiple_of(40));
         if mix(state ^ 0xd15) % 100 < self.disagree {
             state = mix(state ^ 0xbad);
         }

@@ -95,7 +95,7 @@ fn time_rows<D: Decoder>(model: &D, runs: usize) -> Result<Vec<f64>, RuntimeErro
     let mut cache = model.new_cache();
     let warm = Rows { tokens: &prompt, cache: &mut cache, logits: LogitsOf::None };
     model.forward(&mut [warm])?;
-    let mut times = vec![Vec::with_capacity(runs); ROWS];
+    let mut times = vec![Vec::new(); ROWS];
     // Sizes take turns, so that a burst of foreign load does not fall on one of them alone.
     for run in 0..=runs {
         for (index, times) in times.iter_mut().enumerate() {

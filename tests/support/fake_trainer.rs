@@ -29,6 +29,8 @@ const OPTIONS: &str = "DA_TEST_TRAINER_OPTIONS";
 pub struct Behaviour {
     /// Added to the acceptance by each round.
     pub gain: f64,
+    /// The acceptance never rises above this.
+    pub cap: f64,
     pub step_ms: u64,
     /// Time between the first and the last byte of an export.
     pub export_ms: u64,
@@ -45,6 +47,7 @@ impl Default for Behaviour {
     fn default() -> Self {
         Self {
             gain: 0.1,
+            cap: 1.0,
             step_ms: 0,
             export_ms: 0,
             finite: true,
@@ -159,10 +162,13 @@ impl FakeTrainer {
     }
 }
 
+fn unreadable(path: &Path, error: &std::io::Error) -> TrainError {
+    TrainError::State { path: path.display().to_string(), reason: error.to_string() }
+}
+
 fn acceptance_of(draft: &Path) -> Result<f64, TrainError> {
     let weights = draft.join(WEIGHTS);
-    let text = std::fs::read_to_string(&weights)
-        .map_err(|error| TrainError::Draft(format!("{}: {error}", weights.display())))?;
+    let text = std::fs::read_to_string(&weights).map_err(|error| unreadable(&weights, &error))?;
     Ok(text.parse().unwrap())
 }
 
@@ -215,7 +221,7 @@ impl TrainerBackend for FakeTrainer {
                 return Ok(());
             }
         }
-        self.saved.acceptance = (self.saved.acceptance + behaviour.gain).clamp(0.0, 1.0);
+        self.saved.acceptance = (self.saved.acceptance + behaviour.gain).clamp(0.0, behaviour.cap);
         let mut ids: Vec<u64> = samples.iter().map(|sample| sample.id).collect();
         ids.sort_unstable();
         ids.dedup();

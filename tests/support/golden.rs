@@ -1,7 +1,7 @@
 //! The golden files of `tests/golden`, which `make_tiny_llama.py` writes with transformers.
 //!
 //! Use it with `#[path = "support/golden.rs"] mod golden;`.
-#![allow(dead_code)] // every test target uses a part of it
+#![allow(dead_code, clippy::unwrap_used)] // every test target uses a part; a bad golden file must fail
 
 use std::path::PathBuf;
 

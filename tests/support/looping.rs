@@ -16,17 +16,19 @@ use super::fake_trainer::{launch, write_draft};
 use super::fake_vllm::{FakeVllm, MODEL};
 
 /// Generous: a loaded machine may take long, a right answer never waits for it.
-pub const DEADLINE: Duration = Duration::from_secs(60);
+pub const DEADLINE: Duration = Duration::from_secs(120);
 const SETTINGS: &str = "DA_TEST_SIDECAR_SETTINGS";
 /// Acceptance that the first draft is measured at.
 pub const FIRST_ACCEPTANCE: f64 = 0.3;
 
 /// Settings that make everything happen soon.
 pub fn settings(folder: &Path, upstream: &str) -> SidecarSettings {
-    let mut settings = SidecarSettings::default();
-    settings.work_dir = folder.join("work");
-    settings.draft = folder.join("draft");
-    settings.grace_seconds = 20.0;
+    let mut settings = SidecarSettings {
+        work_dir: folder.join("work"),
+        draft: folder.join("draft"),
+        grace_seconds: 20.0,
+        ..SidecarSettings::default()
+    };
     settings.upstream.url = upstream.to_owned();
     settings.upstream.poll_seconds = 0.05;
     settings.proxy.listen = "127.0.0.1:0".into();
@@ -58,7 +60,7 @@ pub struct Loop {
 }
 
 enum Running {
-    Here { stop: oneshot::Sender<()>, task: JoinHandle<Result<(), RunError>> },
+    Here { stop: Option<oneshot::Sender<()>>, task: JoinHandle<Result<(), RunError>> },
     Process(Child),
 }
 
@@ -71,6 +73,10 @@ impl Loop {
 
     /// Everything but the sidecar itself.
     pub async fn prepare(configure: impl FnOnce(&mut SidecarSettings)) -> Self {
+        // For looking into a failure: `DA_TEST_LOG=draft_adapter=debug`.
+        if let Ok(filter) = std::env::var("DA_TEST_LOG") {
+            tracing_subscriber::fmt().with_env_filter(filter).with_test_writer().try_init().ok();
+        }
         let fake = FakeVllm::start().await;
         let folder = tempfile::tempdir().unwrap();
         write_draft(&folder.path().join("draft"), FIRST_ACCEPTANCE);
@@ -105,7 +111,7 @@ impl Loop {
         let task = tokio::spawn(sidecar.run(async {
             stopped.await.ok();
         }));
-        self.running = Some(Running::Here { stop, task });
+        self.running = Some(Running::Here { stop: Some(stop), task });
     }
 
     /// Starts this test executable again as the sidecar: it must have an ignored test
@@ -137,11 +143,35 @@ impl Loop {
         (self.proxy, self.admin, self.control) = (proxy, admin, control);
     }
 
-    /// Stops in order and returns how the sidecar ended.
+    /// Stops in order.
     pub async fn stop(&mut self) {
+        self.signal();
+        self.ended().await;
+    }
+
+    /// Asks the sidecar to stop: SIGTERM for a process.
+    pub fn signal(&mut self) {
+        match self.running.as_mut().expect("it runs") {
+            Running::Here { stop, .. } => stop.take().expect("asked once").send(()).unwrap(),
+            Running::Process(process) => {
+                let pid = rustix::process::Pid::from_child(process);
+                rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+            }
+        }
+    }
+
+    /// Whether a sidecar process is still there.
+    pub fn lives(&mut self) -> bool {
+        match self.running.as_mut().expect("it was started") {
+            Running::Here { task, .. } => !task.is_finished(),
+            Running::Process(process) => process.try_wait().unwrap().is_none(),
+        }
+    }
+
+    /// Waits for the end, which must be a clean one.
+    pub async fn ended(&mut self) {
         match self.running.take().expect("it runs") {
-            Running::Here { stop, task } => {
-                stop.send(()).unwrap();
+            Running::Here { task, .. } => {
                 tokio::time::timeout(DEADLINE, task)
                     .await
                     .expect("stops in time")
@@ -149,8 +179,6 @@ impl Loop {
                     .unwrap();
             }
             Running::Process(mut process) => {
-                let pid = rustix::process::Pid::from_child(&process);
-                rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
                 let status = tokio::task::spawn_blocking(move || process.wait());
                 let status = tokio::time::timeout(DEADLINE, status).await.expect("stops in time");
                 assert!(status.unwrap().unwrap().success());
@@ -224,13 +252,18 @@ impl Loop {
     ) -> Value {
         let started = Instant::now();
         loop {
-            self.traffic(4, domain).await;
             let status = self.status().await;
             if fits(&status) {
                 return status;
             }
             assert!(started.elapsed() < DEADLINE, "{what} did not happen: {status:#}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            let count = |name: &str| status["store"][name].as_u64().unwrap_or(0);
+            // No faster than the teacher: what is looked at must be recent.
+            if count("samples") < count("scored") + 8 {
+                self.traffic(4, domain).await;
+            } else {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
         }
     }
 

@@ -40,6 +40,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("teacher.kind", "`rescore` asks the server for `prompt_logprobs` of each sample; `live` uses the log-probabilities that clients asked for, and drops samples without."),
     ("teacher.top_k", "Log-probabilities per output position; vLLM refuses more than its `max_logprobs` (20 by default)."),
     ("teacher.window", "Longest sample, prompt and output together in tokens, that is sent for scoring; the prompt is cut from the left. A long one costs the server a long prefill."),
+    ("teacher.backlog", "Samples that may wait to be scored; the oldest beyond are dropped, so that what is learned is recent when traffic outruns the teacher."),
     ("teacher.yield_to_traffic", "Whether scoring holds back while users' requests wait."),
     ("learn.enabled", "Whether rounds run; false only captures and scores."),
     ("learn.round_samples", "New scored samples that start a round."),

@@ -1,5 +1,8 @@
 //! The integer kernel for AVX2: signed bytes times signed bytes, 32 at a time.
 
+// Tiles are indexed by weight row and activation row, as the formulas are.
+#![allow(clippy::needless_range_loop)]
+
 use std::arch::x86_64::{
     __m256, __m256i, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps,
     _mm256_abs_epi8, _mm256_castps256_ps128, _mm256_cvtepi32_ps, _mm256_extractf128_ps,

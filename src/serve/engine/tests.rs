@@ -49,8 +49,8 @@ impl Rig {
             Box::new(NeuralProposer::new(Arc::clone(shared), self.method, VOCAB, 64))
         });
         let (target, metrics) = (Arc::clone(&self.target), Arc::clone(&self.metrics));
-        Engine::start(self.settings.clone(), target, proposer, self.length.clone(), metrics)
-            .unwrap()
+        let (settings, length) = (self.settings.clone(), self.length.clone());
+        Engine::start(pool(1).unwrap(), settings, target, proposer, length, metrics)
     }
 
     /// Waits until the engine is inside its forward number `count`; the gate must be held.

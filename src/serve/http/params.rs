@@ -236,11 +236,11 @@ fn refuse_unsupported(fields: &Fields) -> Result<(), ApiError> {
             return Err(ApiError::field(name, message));
         }
     }
-    if let Some(format) = fields.get("response_format") {
-        if format.get("type").and_then(Value::as_str) != Some("text") {
-            let message = "response_format other than text is not supported by this engine";
-            return Err(ApiError::field("response_format", message));
-        }
+    if let Some(format) = fields.get("response_format")
+        && format.get("type").and_then(Value::as_str) != Some("text")
+    {
+        let message = "response_format other than text is not supported by this engine";
+        return Err(ApiError::field("response_format", message));
     }
     Ok(())
 }

@@ -283,7 +283,8 @@ impl Stream {
         self.generated += increment.ids.len();
         let counts = params.return_token_ids || self.answer.logprobs.is_some();
         let silent = increment.text.is_empty() && increment.finish.is_none();
-        if silent && !(counts && !increment.ids.is_empty()) {
+        let counted = counts && !increment.ids.is_empty();
+        if silent && !counted {
             return;
         }
         let mut fields = Map::new();

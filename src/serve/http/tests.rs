@@ -9,7 +9,7 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::serve::drafts::DraftError;
-use crate::serve::engine::{Engine, EngineSettings};
+use crate::serve::engine::{Engine, EngineSettings, pool};
 use crate::speculate::decode::Draft;
 use crate::speculate::fake::FakeDecoder;
 use crate::speculate::neural::NeuralProposer;
@@ -60,7 +60,6 @@ fn encode(text: &str) -> Vec<u32> {
 /// A server over fake models, reached without a socket.
 struct Api {
     router: Router,
-    app: Arc<App>,
     target: Arc<FakeDecoder>,
 }
 
@@ -104,13 +103,13 @@ impl Api {
             Box::new(NeuralProposer::new(Arc::clone(shared), method, VOCAB, 64))
         });
         let engine = Engine::start(
+            pool(1).unwrap(),
             EngineSettings::new(setup.seqs, 512, VOCAB),
             Arc::clone(&target),
             proposer,
             DraftLength::fixed(setup.k, None),
             Arc::clone(&metrics),
-        )
-        .unwrap();
+        );
         let model = Arc::clone(&target);
         let drafts = shared.map_or_else(DraftHandle::none, |shared| {
             let stage = move |path: &Path, version: Option<&str>| stage(&model, path, version);
@@ -130,8 +129,7 @@ impl Api {
         app.chat_template = Some(ChatTemplate::new(template, "", "<|end|>").unwrap());
         app.eos_ids = Arc::new([END]);
         (setup.change)(&mut app);
-        let app = Arc::new(app);
-        Self { router: router(Arc::clone(&app)), app, target }
+        Self { router: router(Arc::new(app)), target }
     }
 
     async fn send(&self, request: axum::http::Request<Body>) -> Response {

@@ -188,7 +188,7 @@ fn the_chi_square_test_would_notice_a_wrong_rule() {
     // Taking every draft unverified is the classic mistake; its statistic must be far outside.
     let chain = Chain::new(1.0);
     let mut rng = ChaCha8Rng::seed_from_u64(1);
-    let mut counts = vec![0f64; VOCAB];
+    let mut counts = [0f64; VOCAB];
     let q = distribution(&chain.draft[0], &chain.sampling);
     for _ in 0..10_000 {
         counts[sample(&q, rng.random()) as usize] += 1.0;
