@@ -27,7 +27,7 @@ def main():
     for container in pod["initContainers"] + pod["containers"]:
         for mount in container["volumeMounts"]:
             check(mount["name"] in volumes, f"{container['name']} mounts a volume that exists")
-    drafts = [m for m in vllm["volumeMounts"] if m["mountPath"] == "/work"]
+    drafts = [m for m in vllm["volumeMounts"] if m["mountPath"] == "/var/lib/draft-adapter"]
     check(drafts and drafts[0].get("readOnly"), "vLLM only reads the drafts")
     port = documents["Service"]["spec"]["ports"][0]["targetPort"]
     check(port in {p["name"] for p in sidecar["ports"]}, "the Service leads to the sidecar")
