@@ -46,7 +46,8 @@ class Loop:
         )
         left = list(phase.prompts)
         while left:
-            if time.monotonic() > self.deadline:
+            # Even a machine without time sees one burst of each phase.
+            if self.sent > before and time.monotonic() > self.deadline:
                 phase.cut = f"{len(left)} requests were not sent: the time for traffic was used up"
                 break
             with record.timed("traffic"):
