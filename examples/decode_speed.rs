@@ -12,11 +12,15 @@ fn main() {
     println!("{:.1} MB a step", runtime.bytes_per_step() as f64 / 1e6);
     let mut cache = KvCache::new(&target.config);
     let tokens: Vec<u32> = (0..128).map(|i| 1000 + i * 7).collect();
-    let t = Instant::now();
-    runtime
-        .forward(&mut [Segment { tokens: &tokens, cache: &mut cache, logits: LogitsOf::Last }])
-        .unwrap();
-    println!("prompt: {:.0} tokens/s", 128.0 / t.elapsed().as_secs_f64());
+    let mut best = f64::INFINITY;
+    for _ in 0..20 {
+        cache.truncate(0);
+        let t = Instant::now();
+        let prompt = Segment { tokens: &tokens, cache: &mut cache, logits: LogitsOf::Last };
+        runtime.forward(&mut [prompt]).unwrap();
+        best = best.min(t.elapsed().as_secs_f64());
+    }
+    println!("prompt of 128: {:.0} tokens/s", 128.0 / best);
     for rows in 1..=9 {
         let mut times: Vec<f64> = (0..25)
             .map(|_| {

@@ -43,8 +43,16 @@ async fn traffic_becomes_versions_that_the_server_runs() {
     assert_ne!(manifest["data_hash"], it.manifest("v000001")["data_hash"]);
     assert_eq!(manifest["checksum"], second["checksum"]);
 
-    let metrics = it.get("/metrics").await;
-    for line in ["da_acceptance_rate{version=\"v000001\"}", "da_trainer_up 1", "da_upstream_up 1"] {
+    // Which versions serve long enough for the counters to be read is a matter of luck; traffic
+    // goes on until one has.
+    let started = std::time::Instant::now();
+    let mut metrics = it.get("/metrics").await;
+    while !metrics.contains("da_acceptance_rate{version=\"v") {
+        assert!(started.elapsed() < support::looping::DEADLINE, "no acceptance:\n{metrics}");
+        it.traffic(1, "sums").await;
+        metrics = it.get("/metrics").await;
+    }
+    for line in ["da_trainer_up 1", "da_upstream_up 1"] {
         assert!(metrics.contains(line), "{line} is missing:\n{metrics}");
     }
     it.stop().await;

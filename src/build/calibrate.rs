@@ -8,7 +8,8 @@ use faer::Mat;
 use super::BuildError;
 use super::linalg::Gram;
 use crate::distill::Sample;
-use crate::model::decoder::{Decoder, RotaryTable, linear};
+use crate::model::decoder::Decoder;
+use crate::model::ops::{RotaryTable, linear};
 
 /// Samples of similar length as one padded tensor.
 #[derive(Clone)]
@@ -103,7 +104,7 @@ pub fn statistics(target: &Decoder, windows: &[Window]) -> Result<Statistics, Bu
         gram.add(&normed, &normed.narrow(1, 0, 0)?, None)
     };
     for window in windows {
-        let rotary = RotaryTable::new(config, window.ids.dim(1)?, window.ids.device())?;
+        let rotary = RotaryTable::new(config, window.ids.dim(1)?);
         let mut x = target.embed(&window.ids)?;
         tokens += window.rows.dim(0)?;
         for (index, layer) in target.layers.iter().enumerate() {
@@ -170,7 +171,7 @@ pub fn states(
     recorded: &BTreeSet<usize>,
 ) -> Result<States, BuildError> {
     let config = &target.config;
-    let rotary = RotaryTable::new(config, window.ids.dim(1)?, window.ids.device())?;
+    let rotary = RotaryTable::new(config, window.ids.dim(1)?);
     let mut x = target.embed(&window.ids)?;
     let (mut inputs, mut middles) = (BTreeMap::new(), BTreeMap::new());
     for (index, layer) in target.layers.iter().enumerate() {

@@ -15,7 +15,8 @@ use super::linalg::{Gram, to_matrix, to_tensor};
 use super::plan::Plan;
 use super::prune::Selection;
 use super::slice::{WriteMap, read_through};
-use crate::model::decoder::{Decoder, DecoderLayer, RotaryTable, linear};
+use crate::model::decoder::{Decoder, DecoderLayer};
+use crate::model::ops::{RotaryTable, linear};
 
 /// How strongly each solve is pulled to what slicing alone would give, relative to the mean
 /// diagonal of its Gram matrix.
@@ -80,7 +81,7 @@ pub fn heal(
     for (window, states) in text {
         let (b, t) = window.ids.dims2()?;
         let z = embed_tokens.index_select(&window.ids.flatten_all()?, 0)?.reshape((b, t, ()))?;
-        runs.push(Run { window, states, rotary: RotaryTable::new(&config, t, device)?, z });
+        runs.push(Run { window, states, rotary: RotaryTable::new(&config, t), z });
     }
     let ones = Tensor::ones(plan.hidden_size, candle_core::DType::F32, device)?;
     let eps = (target.config.rms_norm_eps, config.rms_norm_eps);

@@ -1,12 +1,13 @@
 //! How well a draft predicts what the server would accept.
 
-use candle_core::{Result, Tensor};
+use candle_core::Result;
 use rayon::prelude::*;
 
 use super::batch::{Batch, usable};
 use super::{Sample, TopK};
 use crate::model::decoder::Decoder;
 use crate::model::kernels;
+use crate::model::ops::{self, Values};
 
 /// Acceptance of a draft on samples of the target's own answers.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -88,8 +89,8 @@ fn judge(decoder: &Decoder, batch: &Batch<'_>, temperature: f32) -> Result<Vec<P
     let mut positions = Vec::with_capacity(batch.outputs.len());
     for start in (0..batch.outputs.len()).step_by(CHUNK) {
         let count = CHUNK.min(batch.outputs.len() - start);
-        let logits = hidden.narrow(0, start, count)?.matmul(&decoder.lm_head.t()?)?;
-        let rows: Vec<f32> = Tensor::to_vec1(&logits.flatten_all()?)?;
+        let logits = ops::linear(&hidden.narrow(0, start, count)?, &decoder.lm_head)?;
+        let rows = Values::of(&logits)?;
         let teacher = &batch.teacher[start..start + count];
         let outputs = &batch.outputs[start..start + count];
         positions.par_extend(

@@ -1,9 +1,12 @@
-//! AdamW (Loshchilov and Hutter 2019) with moments in f32 and three fused passes per tensor.
+//! AdamW (Loshchilov and Hutter 2019) with moments in f32, one fused pass for each tensor.
 
 use std::collections::BTreeMap;
 
-use candle_core::{CpuStorage, InplaceOp2, InplaceOp3, Layout, Result, Tensor, Var, bail};
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Result, Tensor, Var, bail};
+use parking_lot::Mutex;
 use rayon::prelude::*;
+
+use crate::model::kernels::{self, AdamWStep};
 
 /// Step sizes and decays.
 #[derive(Debug, Clone, Copy)]
@@ -14,25 +17,46 @@ pub struct AdamWSettings {
     pub weight_decay: f64,
 }
 
+/// A parameter's gradient.
+#[derive(Debug, Clone, Copy)]
+pub enum Gradient<'a> {
+    /// Of every element.
+    Whole(&'a [f32]),
+    /// Of the rows `ids` of a matrix, each once; all others have none and are left as they are,
+    /// moments included. An embedding table sees a few hundred of its rows in a step.
+    Rows { ids: &'a [u32], values: &'a [f32] },
+}
+
+impl Gradient<'_> {
+    /// Sum of the squares, in f64.
+    pub fn square_sum(&self) -> f64 {
+        let (Self::Whole(values) | Self::Rows { values, .. }) = self;
+        let chunks = values.par_chunks(CHUNK);
+        chunks.map(|chunk| f64::from(kernels::dot(chunk, chunk))).collect::<Vec<_>>().iter().sum()
+    }
+}
+
+/// First and second moment of one parameter.
+struct Moments {
+    first: Vec<f32>,
+    second: Vec<f32>,
+}
+
 /// Moments of every trainable tensor, and the number of steps taken.
 pub struct AdamW {
     settings: AdamWSettings,
-    /// First and second moment by parameter name.
-    moments: BTreeMap<String, (Tensor, Tensor)>,
+    moments: BTreeMap<String, Moments>,
     step: u64,
 }
 
 impl AdamW {
     /// Moments at zero for `parameters`.
-    ///
-    /// # Errors
-    /// When the moments cannot be allocated.
-    pub fn new(parameters: &BTreeMap<String, Var>, settings: AdamWSettings) -> Result<Self> {
+    pub fn new(parameters: &BTreeMap<String, Var>, settings: AdamWSettings) -> Self {
+        let zeros = |var: &Var| vec![0f32; var.elem_count()];
         let moments = parameters
             .iter()
-            .map(|(name, var)| Ok((name.clone(), (var.zeros_like()?, var.zeros_like()?))))
-            .collect::<Result<_>>()?;
-        Ok(Self { settings, moments, step: 0 })
+            .map(|(name, var)| (name.clone(), Moments { first: zeros(var), second: zeros(var) }));
+        Self { settings, moments: moments.collect(), step: 0 }
     }
 
     /// Steps taken, over all resumes.
@@ -46,30 +70,30 @@ impl AdamW {
     /// # Errors
     /// When the parameter is unknown or the shapes differ.
     pub fn update(
-        &self,
+        &mut self,
         name: &str,
         var: &Var,
-        gradient: &Tensor,
+        gradient: Gradient<'_>,
         scale: f64,
         learning_rate: f64,
     ) -> Result<()> {
-        let Some((first, second)) = self.moments.get(name) else {
+        let Some(moments) = self.moments.get_mut(name) else {
             bail!("no optimizer state for {name}");
         };
         let AdamWSettings { beta1, beta2, eps, weight_decay } = self.settings;
-        let gradient = gradient.contiguous()?;
-        let average =
-            |power: i32, beta: f64| Average { beta: beta as f32, scale: scale as f32, power };
-        first.inplace_op2(&gradient, &average(1, beta1))?;
-        second.inplace_op2(&gradient, &average(2, beta2))?;
         let step = self.step as f64;
-        let apply = Apply {
+        let step = AdamWStep {
+            beta1: beta1 as f32,
+            beta2: beta2 as f32,
+            scale: scale as f32,
             rate: (learning_rate / (1.0 - beta1.powf(step))) as f32,
             second_correction: (1.0 / (1.0 - beta2.powf(step))) as f32,
             eps: eps as f32,
             decay: (1.0 - learning_rate * weight_decay) as f32,
         };
-        var.as_tensor().inplace_op3(first, second, &apply)
+        let width = var.dims().last().copied().unwrap_or(1);
+        let moments = Mutex::new(moments);
+        var.as_tensor().inplace_op1(&Update { moments, gradient, step, width })
     }
 
     /// Counts a step; the bias corrections of its updates use the new count.
@@ -77,14 +101,23 @@ impl AdamW {
         self.step += 1;
     }
 
-    /// The moments as tensors for a checkpoint, named `first.*` and `second.*`.
-    pub fn tensors(&self) -> BTreeMap<String, Tensor> {
+    /// The moments as tensors for a checkpoint, named `first.*` and `second.*`, in bf16: their
+    /// last bits change a resumed step by less than a batch in another order would.
+    ///
+    /// # Errors
+    /// When memory for them cannot be had.
+    pub fn tensors(&self, parameters: &BTreeMap<String, Var>) -> Result<BTreeMap<String, Tensor>> {
         let mut tensors = BTreeMap::new();
-        for (name, (first, second)) in &self.moments {
-            tensors.insert(format!("first.{name}"), first.clone());
-            tensors.insert(format!("second.{name}"), second.clone());
+        for (name, var) in parameters {
+            let Some(moments) = self.moments.get(name) else { continue };
+            for (kind, values) in [("first", &moments.first), ("second", &moments.second)] {
+                let values: Vec<half::bf16> =
+                    values.par_iter().map(|value| half::bf16::from_f32(*value)).collect();
+                let tensor = Tensor::from_vec(values, var.shape(), var.device())?;
+                tensors.insert(format!("{kind}.{name}"), tensor);
+            }
         }
-        tensors
+        Ok(tensors)
     }
 
     /// Takes moments and step count from a checkpoint.
@@ -92,10 +125,12 @@ impl AdamW {
     /// # Errors
     /// When one is missing or has another shape.
     pub fn resume(&mut self, step: u64, tensors: &mut BTreeMap<String, Tensor>) -> Result<()> {
-        for (name, (first, second)) in &mut self.moments {
-            for (kind, moment) in [("first", first), ("second", second)] {
+        for (name, moments) in &mut self.moments {
+            for (kind, moment) in [("first", &mut moments.first), ("second", &mut moments.second)] {
                 match tensors.remove(&format!("{kind}.{name}")) {
-                    Some(saved) if saved.shape() == moment.shape() => *moment = saved,
+                    Some(saved) if saved.elem_count() == moment.len() => {
+                        *moment = saved.flatten_all()?.to_dtype(DType::F32)?.to_vec1()?;
+                    }
                     _ => bail!("checkpoint lacks the {kind} moment of {name}"),
                 }
             }
@@ -105,112 +140,130 @@ impl AdamW {
     }
 }
 
-/// `moment := beta * moment + (1 - beta) * (scale * gradient)^power`.
-struct Average {
-    beta: f32,
-    scale: f32,
-    power: i32,
-}
-
-/// `parameter := decay * parameter - rate * first / (sqrt(second * correction) + eps)`.
-struct Apply {
-    rate: f32,
-    second_correction: f32,
-    eps: f32,
-    decay: f32,
-}
-
 /// Elements one task works on: large enough to amortise, small enough to balance.
 const CHUNK: usize = 1 << 15;
 
-fn slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
-    match layout.contiguous_offsets() {
-        Some((from, to)) => Ok(&storage.as_slice::<f32>()?[from..to]),
-        None => bail!("expected a contiguous tensor"),
-    }
+/// One parameter's update, as candle lets its storage be written.
+struct Update<'a> {
+    moments: Mutex<&'a mut Moments>,
+    gradient: Gradient<'a>,
+    step: AdamWStep,
+    /// Elements of a row.
+    width: usize,
 }
 
-fn slice_mut<'a>(storage: &'a mut CpuStorage, layout: &Layout) -> Result<&'a mut [f32]> {
-    let Some((from, to)) = layout.contiguous_offsets() else {
-        bail!("expected a contiguous tensor");
-    };
-    match storage {
-        CpuStorage::F32(values) => Ok(&mut values[from..to]),
-        _ => bail!("expected f32"),
-    }
-}
-
-impl InplaceOp2 for Average {
-    fn name(&self) -> &'static str {
-        "moment"
-    }
-
-    fn cpu_fwd(
-        &self,
-        moment: &mut CpuStorage,
-        moment_layout: &Layout,
-        gradient: &CpuStorage,
-        gradient_layout: &Layout,
-    ) -> Result<()> {
-        let moment = slice_mut(moment, moment_layout)?;
-        let gradient = slice(gradient, gradient_layout)?;
-        let (beta, rest, scale) = (self.beta, 1.0 - self.beta, self.scale);
-        moment.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).for_each(|(m, g)| {
-            if self.power == 1 {
-                m.iter_mut().zip(g).for_each(|(m, g)| *m = beta * *m + rest * (scale * g));
-            } else {
-                m.iter_mut().zip(g).for_each(|(m, g)| {
-                    *m = beta * *m + rest * (scale * g) * (scale * g);
-                });
-            }
-        });
-        Ok(())
-    }
-}
-
-impl InplaceOp3 for Apply {
+impl InplaceOp1 for Update<'_> {
     fn name(&self) -> &'static str {
         "adamw"
     }
 
-    fn cpu_fwd(
-        &self,
-        parameter: &mut CpuStorage,
-        parameter_layout: &Layout,
-        first: &CpuStorage,
-        first_layout: &Layout,
-        second: &CpuStorage,
-        second_layout: &Layout,
-    ) -> Result<()> {
-        let parameter = slice_mut(parameter, parameter_layout)?;
-        let first = slice(first, first_layout)?;
-        let second = slice(second, second_layout)?;
-        parameter
-            .par_chunks_mut(CHUNK)
-            .zip(first.par_chunks(CHUNK))
-            .zip(second.par_chunks(CHUNK))
-            .for_each(|((p, m), v)| {
-                for ((p, m), v) in p.iter_mut().zip(m).zip(v) {
-                    let root = (v * self.second_correction).sqrt() + self.eps;
-                    *p = self.decay * *p - self.rate * m / root;
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> Result<()> {
+        let Some((from, to)) = layout.contiguous_offsets() else {
+            bail!("expected a contiguous parameter");
+        };
+        let CpuStorage::F32(values) = storage else { bail!("expected a parameter in f32") };
+        let parameter = &mut values[from..to];
+        let mut moments = self.moments.lock();
+        let Moments { first, second } = &mut **moments;
+        match self.gradient {
+            Gradient::Whole(gradient) => {
+                if gradient.len() != parameter.len() {
+                    bail!("gradient of {} for {} values", gradient.len(), parameter.len());
                 }
-            });
+                parameter
+                    .par_chunks_mut(CHUNK)
+                    .zip(first.par_chunks_mut(CHUNK))
+                    .zip(second.par_chunks_mut(CHUNK))
+                    .zip(gradient.par_chunks(CHUNK))
+                    .for_each(|(((p, m), v), g)| kernels::adamw(p, m, v, g, &self.step));
+            }
+            Gradient::Rows { ids, values } => {
+                for (id, gradient) in ids.iter().zip(values.chunks_exact(self.width)) {
+                    let at = *id as usize * self.width..(*id as usize + 1) * self.width;
+                    let Some(parameter) = parameter.get_mut(at.clone()) else {
+                        bail!("gradient for row {id} of a smaller matrix");
+                    };
+                    let (first, second) = (&mut first[at.clone()], &mut second[at]);
+                    kernels::adamw(parameter, first, second, gradient, &self.step);
+                }
+            }
+        }
         Ok(())
     }
 }
 
-/// Sum of the squares of a gradient, in f64.
-///
-/// # Errors
-/// When it is not a contiguous f32 tensor on the CPU.
-pub fn square_sum(gradient: &Tensor) -> Result<f64> {
-    let gradient = gradient.contiguous()?;
-    let (storage, layout) = gradient.storage_and_layout();
-    match &*storage {
-        candle_core::Storage::Cpu(cpu) => Ok(slice(cpu, layout)?
-            .par_chunks(CHUNK)
-            .map(|chunk| f64::from(crate::model::kernels::dot(chunk, chunk)))
-            .sum()),
-        _ => Ok(f64::from(gradient.sqr()?.sum_all()?.to_scalar::<f32>()?)),
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    fn optimizer(var: &Var, weight_decay: f64) -> AdamW {
+        let settings = AdamWSettings { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay };
+        AdamW::new(&BTreeMap::from([("w".to_string(), var.clone())]), settings)
+    }
+
+    fn var(values: &[f32], shape: (usize, usize)) -> Var {
+        Var::from_tensor(&Tensor::from_slice(values, shape, &Device::Cpu).unwrap()).unwrap()
+    }
+
+    fn values(var: &Var) -> Vec<f32> {
+        var.flatten_all().unwrap().to_vec1().unwrap()
+    }
+
+    /// Constants from `tests/golden/adamw.py`, in float64.
+    #[test]
+    fn steps_match_the_formula() {
+        let var = var(&[0.5, -1.0, 2.0, 0.1], (2, 2));
+        let mut optimizer = optimizer(&var, 0.1);
+        for gradient in [[0.1, -0.2, 0.3, 0.0], [0.2, 0.1, -0.4, 0.5], [-0.3, 0.2, 0.1, 0.1]] {
+            optimizer.begin_step();
+            optimizer.update("w", &var, Gradient::Whole(&gradient), 1.0, 0.01).unwrap();
+        }
+        let want = [0.479_607_823, -0.987_068_549, 1.986_167_216, 0.085_468_059];
+        for (got, want) in values(&var).iter().zip(want) {
+            assert!((got - want).abs() < 1e-6, "{got} and {want}");
+        }
+    }
+
+    #[test]
+    fn rows_are_updated_as_if_they_were_all_there_is() {
+        let whole = var(&[0.5, -1.0, 2.0, 0.1, 3.0, 4.0], (3, 2));
+        let (first, last) = (var(&[0.5, -1.0], (1, 2)), var(&[3.0, 4.0], (1, 2)));
+        let mut optimizers = [&whole, &first, &last].map(|var| optimizer(var, 0.0));
+        for gradient in [[0.1, -0.2, 0.3, 0.4], [0.5, 0.6, -0.7, 0.8]] {
+            optimizers.iter_mut().for_each(AdamW::begin_step);
+            let [all, one, other] = &mut optimizers;
+            let rows = Gradient::Rows { ids: &[2, 0], values: &gradient };
+            all.update("w", &whole, rows, 0.5, 0.1).unwrap();
+            other.update("w", &last, Gradient::Whole(&gradient[..2]), 0.5, 0.1).unwrap();
+            one.update("w", &first, Gradient::Whole(&gradient[2..]), 0.5, 0.1).unwrap();
+        }
+        let got = values(&whole);
+        assert_eq!(got[..2], values(&first));
+        assert_eq!(got[2..4], [2.0, 0.1]);
+        assert_eq!(got[4..], values(&last));
+        let outside = Gradient::Rows { ids: &[3], values: &[1.0, 1.0] };
+        assert!(optimizers[0].update("w", &whole, outside, 1.0, 0.1).is_err());
+    }
+
+    #[test]
+    fn moments_survive_a_checkpoint() {
+        let var = var(&[0.5, -1.0], (1, 2));
+        let mut optimizer = optimizer(&var, 0.0);
+        optimizer.begin_step();
+        optimizer.update("w", &var, Gradient::Whole(&[0.3, -0.4]), 1.0, 0.1).unwrap();
+        let parameters = BTreeMap::from([("w".to_string(), var.clone())]);
+        let mut saved = optimizer.tensors(&parameters).unwrap();
+        let mut resumed = self::optimizer(&var, 0.0);
+        resumed.resume(1, &mut saved).unwrap();
+        assert_eq!(resumed.step_count(), 1);
+        let (old, new) = (&optimizer.moments["w"], &resumed.moments["w"]);
+        for (old, new) in
+            old.first.iter().chain(&old.second).zip(new.first.iter().chain(&new.second))
+        {
+            assert!((old - new).abs() <= old.abs() / 128.0, "{old} and {new}");
+        }
+        assert!(resumed.resume(1, &mut BTreeMap::new()).is_err());
     }
 }

@@ -1,6 +1,6 @@
 //! The training loop: one owner of the draft's weights, optimizer and random state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -13,13 +13,15 @@ use serde_json::{Map, Value};
 use super::batch::{Batch, usable};
 use super::checkpoint::{CheckpointFolder, Header};
 use super::evaluate::{Acceptance, evaluate};
-use super::head;
+use super::head::Head;
 use super::loss::Loss;
-use super::optimizer::{AdamW, AdamWSettings, square_sum};
+use super::optimizer::{AdamW, AdamWSettings, Gradient};
 use super::sample::{Sample, TopK};
 use crate::hub::Target;
 use crate::model::decoder::{Decoder, tensor_shapes};
 use crate::model::draft_folder::DraftFolder;
+use crate::model::kernels;
+use crate::model::ops::Values;
 use crate::model::{DraftManifest, ModelConfig};
 
 /// What can go wrong in training.
@@ -116,8 +118,40 @@ pub struct Trainer {
     config: ModelConfig,
     parameters: BTreeMap<String, Var>,
     decoder: Decoder,
+    head: Head,
     optimizer: AdamW,
     checkpoints: CheckpointFolder,
+}
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const LM_HEAD: &str = "lm_head.weight";
+
+/// Gradients of everything but the head.
+#[derive(Default)]
+struct BodyGradients {
+    tensors: BTreeMap<String, Tensor>,
+    /// Tokens of the batch, each once, and the gradients of their rows in the embedding table.
+    ids: Vec<u32>,
+    rows: Vec<f32>,
+}
+
+impl BodyGradients {
+    /// Adds up the gradients `(B, T, D)` of the positions `(B, T)` that show the same token.
+    fn add_embedding(&mut self, ids: &Tensor, gradient: &Tensor) -> Result<(), candle_core::Error> {
+        let ids: Vec<u32> = ids.flatten_all()?.to_vec1()?;
+        let gradient = gradient.contiguous()?;
+        let gradient = Values::of(&gradient)?;
+        let width = gradient.len() / ids.len().max(1);
+        let unique: BTreeSet<u32> = ids.iter().copied().collect();
+        self.ids = unique.into_iter().collect();
+        self.rows = vec![0f32; self.ids.len() * width];
+        for (id, row) in ids.iter().zip(gradient.chunks_exact(width)) {
+            if let Ok(at) = self.ids.binary_search(id) {
+                kernels::add_scaled(&mut self.rows[at * width..][..width], 1.0, row);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Optimizer steps between checkpoints inside a round.
@@ -167,11 +201,22 @@ impl Trainer {
                 eps: 1e-8,
                 weight_decay: settings.weight_decay,
             },
-        )?;
+        );
         let count = parameters.values().map(|var| var.elem_count() as u64).sum();
         let state =
             TrainState { base: draft.to_path_buf(), parameters: count, ..TrainState::default() };
-        Ok(Self { settings, state, rounds: 0, config, parameters, decoder, optimizer, checkpoints })
+        let head = Head::default();
+        Ok(Self {
+            settings,
+            state,
+            rounds: 0,
+            config,
+            parameters,
+            decoder,
+            head,
+            optimizer,
+            checkpoints,
+        })
     }
 
     fn resume(
@@ -248,9 +293,10 @@ impl Trainer {
         let batch = Batch::new(samples, self.settings.window, &Device::Cpu)?;
         let (loss, gradients) = self.gradients(&batch)?;
         let mut squares = 0.0;
-        for gradient in gradients.values() {
-            squares += square_sum(gradient)?;
-        }
+        visit_gradients(&self.parameters, &self.head, &gradients, |_, _, gradient| {
+            squares += gradient.square_sum();
+            Ok(())
+        })?;
         let norm = squares.sqrt();
         let tokens = batch.outputs.len() as u64;
         let skipped = !loss.is_finite() || !norm.is_finite();
@@ -260,11 +306,11 @@ impl Trainer {
             let scale = if clip > 0.0 && norm > clip { clip / norm } else { 1.0 };
             let warmup = self.settings.warmup_steps.max(1) as f64;
             let ramp = (self.optimizer.step_count() as f64 / warmup).min(1.0);
-            for (name, gradient) in &gradients {
-                let var = &self.parameters[name];
-                let rate = self.settings.learning_rate * ramp;
-                self.optimizer.update(name, var, gradient, scale, rate)?;
-            }
+            let rate = self.settings.learning_rate * ramp;
+            let (parameters, head) = (&self.parameters, &self.head);
+            visit_gradients(parameters, head, &gradients, |name, var, gradient| {
+                self.optimizer.update(name, var, gradient, scale, rate)
+            })?;
             self.state.tokens += tokens;
         }
         self.state.step = self.optimizer.step_count();
@@ -273,38 +319,38 @@ impl Trainer {
         Ok(Update { step: self.state.step, loss, tokens, seconds, skipped })
     }
 
-    /// Mean loss of a batch and the gradient of every parameter that has one.
-    fn gradients(
-        &self,
-        batch: &Batch<'_>,
-    ) -> Result<(f32, BTreeMap<String, Tensor>), candle_core::Error> {
-        let hidden = self.decoder.hidden(&batch.ids)?;
+    /// Mean loss of a batch and its gradients; the head's is left in `self.head`.
+    fn gradients(&mut self, batch: &Batch<'_>) -> Result<(f32, BodyGradients), candle_core::Error> {
+        // The embedding table stays out of the graph: autograd would make its whole gradient,
+        // of which nearly every row is zero.
+        let embedded = Var::from_tensor(&self.decoder.embed(&batch.ids)?)?;
+        let hidden = self.decoder.hidden_of(&embedded)?;
         let hidden = hidden.reshape(((), self.config.hidden_size))?.index_select(&batch.rows, 0)?;
-        let head = head::loss_and_gradient(
-            &hidden,
-            &self.decoder.lm_head,
+        let (loss, d_hidden) = self.head.loss_and_gradient(
+            &hidden.detach(),
+            &self.decoder.lm_head.detach(),
             &batch.teacher,
             self.settings.loss,
         )?;
         // d(surrogate)/d(hidden) is the head's gradient, which chains it into the body.
-        let mut store = (hidden * head.hidden)?.sum_all()?.backward()?;
-        let mut gradients = BTreeMap::new();
+        let mut store = (hidden * d_hidden)?.sum_all()?.backward()?;
+        let mut body = BodyGradients::default();
         for (name, var) in &self.parameters {
             if let Some(gradient) = store.remove(var) {
-                gradients.insert(name.clone(), gradient);
+                body.tensors.insert(name.clone(), gradient.contiguous()?);
             }
         }
-        let own = if self.config.tie_word_embeddings {
-            "model.embed_tokens.weight"
-        } else {
-            "lm_head.weight"
-        };
-        let total = match gradients.remove(own) {
-            Some(body) => (body + head.lm_head)?,
-            None => head.lm_head,
-        };
-        gradients.insert(own.to_string(), total);
-        Ok((head.loss / batch.outputs.len() as f32, gradients))
+        if let Some(gradient) = store.remove(&embedded) {
+            body.add_embedding(&batch.ids, &gradient)?;
+        }
+        if self.config.tie_word_embeddings {
+            let width = self.config.hidden_size;
+            let whole = self.head.gradient_mut();
+            for (id, row) in body.ids.iter().zip(body.rows.chunks_exact(width)) {
+                kernels::add_scaled(&mut whole[*id as usize * width..][..width], 1.0, row);
+            }
+        }
+        Ok((loss / batch.outputs.len() as f32, body))
     }
 
     /// Proves with one backward pass that every parameter receives a finite gradient that is not
@@ -327,24 +373,25 @@ impl Trainer {
         };
         let batch = Batch::new(&[&sample], self.settings.window.max(16), &Device::Cpu)?;
         let (_, gradients) = self.gradients(&batch)?;
-        let mut without = Vec::new();
-        for name in self.parameters.keys() {
-            let squares = gradients.get(name).map_or(Ok(0.0), square_sum)?;
-            if !squares.is_finite() || squares == 0.0 {
-                without.push(name.clone());
+        let mut without: BTreeSet<&str> = self.parameters.keys().map(String::as_str).collect();
+        visit_gradients(&self.parameters, &self.head, &gradients, |name, _, gradient| {
+            let squares = gradient.square_sum();
+            if squares.is_finite() && squares > 0.0 {
+                without.remove(name);
             }
-        }
+            Ok(())
+        })?;
         self.state.parameters_without_gradient = without.len() as u64;
         match without.first() {
             Some(first) => {
-                Err(TrainError::NoGradient { count: without.len(), first: first.clone() })
+                Err(TrainError::NoGradient { count: without.len(), first: (*first).to_string() })
             }
             None => Ok(()),
         }
     }
 
     fn checkpoint(&self) -> Result<(), TrainError> {
-        let mut tensors = self.optimizer.tensors();
+        let mut tensors = self.optimizer.tensors(&self.parameters)?;
         let own = self.parameters.iter().map(|(name, var)| (name.clone(), var.as_tensor().clone()));
         tensors.extend(own);
         let header = Header { state: self.state.clone(), rounds: self.rounds };
@@ -428,6 +475,29 @@ impl Trainer {
         *self = fresh;
         self.checkpoint()
     }
+}
+
+/// Calls `visit` with every parameter that has a gradient.
+fn visit_gradients(
+    parameters: &BTreeMap<String, Var>,
+    head: &Head,
+    body: &BodyGradients,
+    mut visit: impl FnMut(&str, &Var, Gradient<'_>) -> Result<(), candle_core::Error>,
+) -> Result<(), candle_core::Error> {
+    let tied = !parameters.contains_key(LM_HEAD);
+    for (name, var) in parameters {
+        match name.as_str() {
+            LM_HEAD => visit(name, var, Gradient::Whole(head.gradient()))?,
+            EMBEDDING if tied => visit(name, var, Gradient::Whole(head.gradient()))?,
+            EMBEDDING => visit(name, var, Gradient::Rows { ids: &body.ids, values: &body.rows })?,
+            _ => {
+                if let Some(gradient) = body.tensors.get(name) {
+                    visit(name, var, Gradient::Whole(&Values::of(gradient)?))?;
+                }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The base's manifest with the caller's fields over it and the training settings filled in.

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{D, Device, Result, Tensor};
+use candle_core::{Result, Tensor};
 
-use super::{ModelConfig, ops, rope};
+use super::ModelConfig;
+use super::ops::{self, AttentionShape, RotaryTable, linear};
 
 /// The learned tensors of one block.
 pub struct DecoderLayer {
@@ -60,81 +61,22 @@ pub fn tensor_shapes(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     shapes
 }
 
-/// Rotary tables for one window length: each `(1, 1, T, E/2)`.
-pub struct RotaryTable {
-    cos: Tensor,
-    sin: Tensor,
-    /// `(T, T)`: 0 where a query may look, a large negative number where it may not.
-    mask: Tensor,
-}
-
-impl RotaryTable {
-    /// Tables for positions `0..time`.
-    ///
-    /// # Errors
-    /// When a tensor cannot be made on `device`.
-    pub fn new(config: &ModelConfig, time: usize, device: &Device) -> Result<Self> {
-        let frequencies = rope::inverse_frequencies(config);
-        let half = frequencies.len();
-        let (mut cos, mut sin) = (Vec::new(), Vec::new());
-        for position in 0..time {
-            let (c, s) = rope::rotation(&frequencies, position);
-            cos.extend(c);
-            sin.extend(s);
-        }
-        // Finite, so that a fully masked row cannot turn into NaN.
-        let mask: Vec<f32> = (0..time)
-            .flat_map(|t| (0..time).map(move |s| if s <= t { 0.0 } else { -1e9 }))
-            .collect();
-        Ok(Self {
-            cos: Tensor::from_vec(cos, (1, 1, time, half), device)?,
-            sin: Tensor::from_vec(sin, (1, 1, time, half), device)?,
-            mask: Tensor::from_vec(mask, (time, time), device)?,
-        })
-    }
-
-    /// Rotates `(B, heads, T, E)`.
-    fn apply(&self, x: &Tensor) -> Result<Tensor> {
-        let half = x.dim(D::Minus1)? / 2;
-        let (low, high) = (x.narrow(D::Minus1, 0, half)?, x.narrow(D::Minus1, half, half)?);
-        let first = (low.broadcast_mul(&self.cos)? - high.broadcast_mul(&self.sin)?)?;
-        let second = (high.broadcast_mul(&self.cos)? + low.broadcast_mul(&self.sin)?)?;
-        Tensor::cat(&[first, second], D::Minus1)
-    }
-}
-
-/// `x · wᵀ` for `x` of `(B, T, in)` and `w` of `(out, in)`.
-///
-/// # Errors
-/// When the shapes do not fit.
-pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
-    let (b, t, width) = x.dims3()?;
-    x.reshape((b * t, width))?.matmul(&w.t()?)?.reshape((b, t, ()))
-}
-
 impl DecoderLayer {
     /// Heads' outputs side by side, the input of `o_proj`: `(B, T, D)` to `(B, T, H*E)`.
     ///
     /// # Errors
     /// When the shapes do not fit.
     pub fn attend(&self, x: &Tensor, config: &ModelConfig, rotary: &RotaryTable) -> Result<Tensor> {
-        let (b, t, _) = x.dims3()?;
-        let (h, k, e) = (config.num_attention_heads, config.num_key_value_heads, config.head_dim);
-        let g = h / k;
         let normed = ops::rms_norm(x, &self.input_layernorm, config.rms_norm_eps)?;
-        // (B, T, heads*E) -> (B, heads, T, E)
-        let heads =
-            |w: &Tensor, n: usize| linear(&normed, w)?.reshape((b, t, n, e))?.transpose(1, 2);
-        let query = rotary.apply(&heads(&self.q_proj, h)?.contiguous()?)?;
-        let key = rotary.apply(&heads(&self.k_proj, k)?.contiguous()?)?;
-        let value = heads(&self.v_proj, k)?.contiguous()?;
-        // Queries of one group share a key head: (B, H, T, E) -> (B, K, G*T, E)
-        let query = query.reshape((b, k, g * t, e))?;
-        let scores = (query.matmul(&key.transpose(2, 3)?.contiguous()?)? * (e as f64).powf(-0.5))?;
-        let scores = scores.reshape((b, k, g, t, t))?.broadcast_add(&rotary.mask)?;
-        let weights = candle_nn::ops::softmax(&scores, D::Minus1)?.reshape((b, k, g * t, t))?;
-        // (B, K, G*T, E) -> (B, H, T, E) -> (B, T, H*E)
-        weights.matmul(&value)?.reshape((b, h, t, e))?.transpose(1, 2)?.reshape((b, t, h * e))
+        let query = ops::rotate(&linear(&normed, &self.q_proj)?, rotary)?;
+        let key = ops::rotate(&linear(&normed, &self.k_proj)?, rotary)?;
+        let value = linear(&normed, &self.v_proj)?;
+        let shape = AttentionShape {
+            heads: config.num_attention_heads,
+            key_value_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+        };
+        ops::attention(&query, &key, &value, shape)
     }
 
     /// The input of `down_proj`, silu(gate)·up: `(B, T, D)` to `(B, T, F)`.
@@ -143,7 +85,7 @@ impl DecoderLayer {
     /// When the shapes do not fit.
     pub fn gate(&self, x: &Tensor, config: &ModelConfig) -> Result<Tensor> {
         let normed = ops::rms_norm(x, &self.post_attention_layernorm, config.rms_norm_eps)?;
-        linear(&normed, &self.gate_proj)?.silu()? * linear(&normed, &self.up_proj)?
+        ops::silu_mul(&linear(&normed, &self.gate_proj)?, &linear(&normed, &self.up_proj)?)
     }
 }
 
@@ -219,8 +161,16 @@ impl Decoder {
     /// # Errors
     /// When an id is outside the vocabulary.
     pub fn hidden(&self, ids: &Tensor) -> Result<Tensor> {
-        let rotary = RotaryTable::new(&self.config, ids.dim(1)?, ids.device())?;
-        let mut x = self.embed(ids)?;
+        self.hidden_of(&self.embed(ids)?)
+    }
+
+    /// The same from the rows of the embedding table, `(B, T, D)`.
+    ///
+    /// # Errors
+    /// When a tensor computation fails.
+    pub fn hidden_of(&self, embedded: &Tensor) -> Result<Tensor> {
+        let rotary = RotaryTable::new(&self.config, embedded.dim(1)?);
+        let mut x = embedded.clone();
         for layer in &self.layers {
             let attended = layer.attend(&x, &self.config, &rotary)?;
             x = (x + linear(&attended, &layer.o_proj)?)?;

@@ -8,11 +8,14 @@ use candle_core::Device;
 use half::f16;
 use rayon::prelude::*;
 
-use super::kernels;
+use super::kernels::{self, HeadRows};
 use super::kv_cache::KvCache;
 use super::q8::{QMatrix, QRows};
 use super::{ModelConfig, rope};
 use crate::hub::Weights;
+
+/// Rows that are normed or gated one after the other by one task.
+const ROWS_PER_TASK: usize = 16;
 
 /// What can go wrong while loading or running.
 #[derive(Debug, thiserror::Error)]
@@ -231,9 +234,9 @@ impl Runtime {
     fn norm_and_quantize(&self, gain: &[f32], hidden: &[f32], scratch: &mut Scratch) {
         let d = self.config.hidden_size;
         scratch.normed.resize(hidden.len(), 0.0);
-        for (x, out) in hidden.chunks(d).zip(scratch.normed.chunks_mut(d)) {
-            kernels::rms_norm(x, gain, self.config.rms_norm_eps as f32, out);
-        }
+        let eps = self.config.rms_norm_eps as f32;
+        let rows = hidden.par_chunks(d).zip(scratch.normed.par_chunks_mut(d));
+        rows.with_min_len(ROWS_PER_TASK).for_each(|(x, out)| kernels::rms_norm(x, gain, eps, out));
         scratch.quantized.quantize(&scratch.normed, d);
     }
 
@@ -277,8 +280,10 @@ impl Runtime {
             let row = &rows[row_index];
             let query = &scratch.qkv[row_index * width + head * head_dim..][..head_dim];
             let (keys, values) = caches[row.segment];
-            let offset = head / group * head_dim;
-            attend(query, keys, values, kv_size, offset, row.position + 1, out);
+            let head_of =
+                |rows| HeadRows { rows, stride: kv_size, offset: head / group * head_dim };
+            let mut weights = vec![0f32; row.position + 1];
+            kernels::attend(query, head_of(keys), head_of(values), &mut weights, out);
         };
         let work: usize = rows.iter().map(|row| row.position + 1).sum::<usize>() * q_size;
         if work < 1 << 17 {
@@ -304,10 +309,11 @@ impl Runtime {
             &mut scratch.transposed,
         );
         scratch.gated.resize(rows * f, 0.0);
-        for (gate_up, out) in scratch.gate_up.chunks(2 * f).zip(scratch.gated.chunks_mut(f)) {
+        let rows = scratch.gate_up.par_chunks(2 * f).zip(scratch.gated.par_chunks_mut(f));
+        rows.with_min_len(ROWS_PER_TASK).for_each(|(gate_up, out)| {
             out.copy_from_slice(&gate_up[..f]);
             kernels::silu_mul(out, &gate_up[f..]);
-        }
+        });
         scratch.quantized.quantize(&scratch.gated, f);
         scratch.projected.resize(hidden.len(), 0.0);
         layer.down_proj.matmul(&scratch.quantized, &mut scratch.projected, &mut scratch.transposed);
@@ -336,30 +342,6 @@ impl Runtime {
         let mut logits = vec![0.0; wanted.len() * self.lm_head.out_features()];
         self.lm_head.matmul(&scratch.quantized, &mut logits, &mut scratch.transposed);
         logits
-    }
-}
-
-/// One head of one row: softmax(q·Kᵀ / √head_dim)·V over the first `len` cached tokens.
-fn attend(
-    query: &[f32],
-    keys: &[f32],
-    values: &[f32],
-    stride: usize,
-    offset: usize,
-    len: usize,
-    out: &mut [f32],
-) {
-    let scale = 1.0 / (query.len() as f32).sqrt();
-    let row = |rows: &'_ [f32], at: usize| -> std::ops::Range<usize> {
-        debug_assert!(at * stride + offset + query.len() <= rows.len());
-        at * stride + offset..at * stride + offset + query.len()
-    };
-    let mut weights: Vec<f32> =
-        (0..len).map(|at| kernels::dot(query, &keys[row(keys, at)]) * scale).collect();
-    kernels::softmax(&mut weights);
-    out.fill(0.0);
-    for (at, weight) in weights.iter().enumerate() {
-        kernels::add_scaled(out, *weight, &values[row(values, at)]);
     }
 }
 

@@ -218,6 +218,8 @@ pub fn trainer_launch(
         command.arg("--log").arg(&log);
         command.args(["--nice", &keys.nice.to_string()]);
         command.args(["--memory-limit-bytes", &keys.memory_limit_bytes.to_string()]);
+        // The tensor library's own helper threads wait by spinning, on a core that the server wants.
+        command.env("CANDLE_NUM_THREADS", "1");
         if keys.threads > 0 {
             command.env("RAYON_NUM_THREADS", keys.threads.to_string());
         }

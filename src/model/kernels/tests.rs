@@ -94,3 +94,80 @@ fn quantising_rounds_to_nearest_and_keeps_the_sign() {
     assert_eq!(quants[BLOCK], -127);
     assert!(quants[BLOCK + 1..].iter().all(|q| *q == 0));
 }
+
+#[test]
+fn panels_give_the_product_of_rows_for_any_number_of_rows() {
+    let mut rng = ChaCha8Rng::seed_from_u64(3);
+    let (n, blocks) = (2 * PANEL + 5, 3);
+    let k = blocks * BLOCK;
+    let mut quants = vec![0i8; n * k];
+    let mut scales = vec![0f32; n * blocks];
+    quantize(&values(&mut rng, n * k), &mut quants, &mut scales);
+    let (packed, packed_scales) = pack_panels(blocks, &quants, &scales);
+    let width = n.next_multiple_of(PANEL);
+    for m in [1, 2, 3, 4, 5, 6, 7, 8, 9, 17] {
+        let mut rows = vec![0i8; m * k];
+        let mut row_scales = vec![0f32; m * blocks];
+        quantize(&values(&mut rng, m * k), &mut rows, &mut row_scales);
+        let corrections: Vec<i32> = rows.chunks(BLOCK).map(|block| -128 * sum(block)).collect();
+        let product = |from: usize, count: usize| {
+            let rows = PanelRows {
+                blocks,
+                quants: &rows[from * k..][..count * k],
+                scales: &row_scales[from * blocks..][..count * blocks],
+                corrections: &corrections[from * blocks..][..count * blocks],
+            };
+            let mut out = vec![0f32; count * width];
+            matmul_panels(&packed, &packed_scales, rows, &mut out);
+            out
+        };
+        let out = product(0, m);
+        let mut plain = vec![0f32; n * m];
+        matmul_q8(blocks, &quants, &scales, &rows, &row_scales, &mut plain);
+        for j in 0..m {
+            let alone = product(j, 1);
+            assert_eq!(out[j * width..][..width], alone, "row {j} of {m}");
+            for i in 0..n {
+                let (got, want) = (out[j * width + i], plain[i * m + j]);
+                assert!((got - want).abs() < 1e-4, "({j}, {i}) of {m}: {got} and {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn matrix_products_match_plain_sums_for_every_layout() {
+    let mut rng = ChaCha8Rng::seed_from_u64(4);
+    // The last is large enough to be split over threads, by rows and by columns.
+    for (m, k, n) in [(1, 1, 1), (5, 7, 3), (130, 96, 700), (700, 96, 130)] {
+        let (a, b) = (values(&mut rng, m * k), values(&mut rng, k * n));
+        let transposed = |x: &[f32], rows: usize, cols: usize| -> Vec<f32> {
+            (0..cols * rows).map(|at| x[at % rows * cols + at / rows]).collect()
+        };
+        let (a_t, b_t) = (transposed(&a, m, k), transposed(&b, k, n));
+        let mut want = vec![0f64; m * n];
+        for i in 0..m {
+            for j in 0..n {
+                let terms = (0..k).map(|l| f64::from(a[i * k + l]) * f64::from(b[l * n + j]));
+                want[i * n + j] = terms.sum();
+            }
+        }
+        let left = [Matrix::new(&a, m, k, k), Matrix::new(&a_t, k, m, m).t()];
+        let right = [Matrix::new(&b, k, n, n), Matrix::new(&b_t, n, k, k).t()];
+        for a in left {
+            for b in right {
+                let mut out = vec![1f32; m * (n + 2)];
+                for (write, times) in [(Write::Replace, 1.0), (Write::Add, 2.0)] {
+                    matmul(&mut MatrixMut::new(&mut out, m, n, n + 2), a, b, write);
+                    for (i, row) in out.chunks(n + 2).enumerate() {
+                        for (j, got) in row[..n].iter().enumerate() {
+                            let want = want[i * n + j] * times;
+                            assert!((f64::from(*got) - want).abs() < 1e-3 * times, "{i} {j}");
+                        }
+                        assert_eq!(row[n..], [1.0, 1.0], "between the rows nothing is written");
+                    }
+                }
+            }
+        }
+    }
+}
