@@ -193,6 +193,7 @@ def cost_chart(report):
     curve = report["cost_curve"]
     verify, k = curve["verify_ms"], curve["chosen_k"]
     most = max(verify)
+    digits = 1 if most < 20 else 0
     left, bottom, top = 40, 34, 16
     wide = (SMALL_WIDTH - left - 10) / len(verify)
     tall = SMALL_HEIGHT - bottom - top
@@ -204,7 +205,7 @@ def cost_chart(report):
         rows.append(
             f'<rect class="cost{chosen}" x="{x + 3:.1f}" y="{y:.1f}" width="{wide - 6:.1f}" '
             f'height="{height:.1f}" rx="2"><title>{index + 1} rows: {ms:.2f} ms</title></rect>'
-            f'<text class="tick" x="{x + wide / 2:.1f}" y="{y - 4:.1f}">{ms:.0f}</text>'
+            f'<text class="tick" x="{x + wide / 2:.1f}" y="{y - 4:.1f}">{ms:.{digits}f}</text>'
             f'<text class="tick" x="{x + wide / 2:.1f}" y="{SMALL_HEIGHT - bottom + 15}">{index + 1}</text>'
         )
     rows.append(

@@ -220,7 +220,7 @@ mod tests {
             optimizer.begin_step();
             optimizer.update("w", &var, Gradient::Whole(&gradient), 1.0, 0.01).unwrap();
         }
-        let want = [0.479_607_823, -0.987_068_549, 1.986_167_216, 0.085_468_059];
+        let want = [0.479_607_8, -0.987_068_5, 1.986_167_2, 0.085_468_06];
         for (got, want) in values(&var).iter().zip(want) {
             assert!((got - want).abs() < 1e-6, "{got} and {want}");
         }

@@ -1,7 +1,7 @@
 //! The training loop: one owner of the draft's weights, optimizer and random state.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use candle_core::{DType, Device, Tensor, Var};
@@ -14,15 +14,19 @@ use super::batch::{Batch, usable};
 use super::checkpoint::{CheckpointFolder, Header};
 use super::evaluate::{Acceptance, evaluate};
 use super::head::Head;
-use super::loss::Loss;
-use super::optimizer::{AdamW, AdamWSettings, Gradient};
+use super::optimizer::{AdamW, AdamWSettings};
 use super::sample::{Sample, TopK};
 use crate::hub::Target;
 use crate::model::decoder::{Decoder, tensor_shapes};
 use crate::model::draft_folder::DraftFolder;
 use crate::model::kernels;
-use crate::model::ops::Values;
 use crate::model::{DraftManifest, ModelConfig};
+
+mod gradients;
+mod settings;
+
+use gradients::{BodyGradients, visit_gradients};
+pub use settings::{TrainSettings, TrainState, Update};
 
 /// What can go wrong in training.
 #[derive(Debug, thiserror::Error)]
@@ -43,73 +47,6 @@ pub enum TrainError {
     Tensor(#[from] candle_core::Error),
 }
 
-/// Everything that shapes training.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TrainSettings {
-    /// `forward_kl`, `reverse_kl`, `total_variation` or `log_alpha`.
-    pub loss: Loss,
-    pub learning_rate: f64,
-    /// Optimizer steps over which the rate rises to its value.
-    pub warmup_steps: usize,
-    pub weight_decay: f64,
-    pub beta1: f64,
-    pub beta2: f64,
-    /// Largest gradient norm; 0 turns clipping off.
-    pub clip: f64,
-    /// Longest window, prompt and output together; the prompt is cut from the left.
-    pub window: usize,
-    /// Samples in one optimizer step.
-    pub batch: usize,
-    pub seed: u64,
-    /// Draft length that mean accepted lengths are reported for.
-    pub num_speculative_tokens: usize,
-}
-
-impl Default for TrainSettings {
-    fn default() -> Self {
-        Self {
-            loss: Loss::LogAlpha,
-            learning_rate: 1.5e-4,
-            warmup_steps: 10,
-            weight_decay: 0.0,
-            beta1: 0.9,
-            beta2: 0.95,
-            clip: 1.0,
-            window: 512,
-            batch: 4,
-            seed: 0,
-            num_speculative_tokens: 4,
-        }
-    }
-}
-
-/// Where training stands, over all resumes.
-#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct TrainState {
-    /// Draft folder that training started from.
-    pub base: PathBuf,
-    pub step: u64,
-    /// Output tokens learned from.
-    pub tokens: u64,
-    /// Spent in optimizer steps.
-    pub seconds: f64,
-    /// Trainable parameters, and trainable tensors without a gradient (0 after the start-up check).
-    pub parameters: u64,
-    pub parameters_without_gradient: u64,
-}
-
-/// One optimizer step's outcome.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Update {
-    pub step: u64,
-    pub loss: f32,
-    pub tokens: u64,
-    pub seconds: f64,
-    /// The loss or the gradient was not finite, and the step was dropped.
-    pub skipped: bool,
-}
-
 /// Trains one draft. It belongs to one thread.
 pub struct Trainer {
     settings: TrainSettings,
@@ -121,37 +58,6 @@ pub struct Trainer {
     head: Head,
     optimizer: AdamW,
     checkpoints: CheckpointFolder,
-}
-
-const EMBEDDING: &str = "model.embed_tokens.weight";
-const LM_HEAD: &str = "lm_head.weight";
-
-/// Gradients of everything but the head.
-#[derive(Default)]
-struct BodyGradients {
-    tensors: BTreeMap<String, Tensor>,
-    /// Tokens of the batch, each once, and the gradients of their rows in the embedding table.
-    ids: Vec<u32>,
-    rows: Vec<f32>,
-}
-
-impl BodyGradients {
-    /// Adds up the gradients `(B, T, D)` of the positions `(B, T)` that show the same token.
-    fn add_embedding(&mut self, ids: &Tensor, gradient: &Tensor) -> Result<(), candle_core::Error> {
-        let ids: Vec<u32> = ids.flatten_all()?.to_vec1()?;
-        let gradient = gradient.contiguous()?;
-        let gradient = Values::of(&gradient)?;
-        let width = gradient.len() / ids.len().max(1);
-        let unique: BTreeSet<u32> = ids.iter().copied().collect();
-        self.ids = unique.into_iter().collect();
-        self.rows = vec![0f32; self.ids.len() * width];
-        for (id, row) in ids.iter().zip(gradient.chunks_exact(width)) {
-            if let Ok(at) = self.ids.binary_search(id) {
-                kernels::add_scaled(&mut self.rows[at * width..][..width], 1.0, row);
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Optimizer steps between checkpoints inside a round.
@@ -475,29 +381,6 @@ impl Trainer {
         *self = fresh;
         self.checkpoint()
     }
-}
-
-/// Calls `visit` with every parameter that has a gradient.
-fn visit_gradients(
-    parameters: &BTreeMap<String, Var>,
-    head: &Head,
-    body: &BodyGradients,
-    mut visit: impl FnMut(&str, &Var, Gradient<'_>) -> Result<(), candle_core::Error>,
-) -> Result<(), candle_core::Error> {
-    let tied = !parameters.contains_key(LM_HEAD);
-    for (name, var) in parameters {
-        match name.as_str() {
-            LM_HEAD => visit(name, var, Gradient::Whole(head.gradient()))?,
-            EMBEDDING if tied => visit(name, var, Gradient::Whole(head.gradient()))?,
-            EMBEDDING => visit(name, var, Gradient::Rows { ids: &body.ids, values: &body.rows })?,
-            _ => {
-                if let Some(gradient) = body.tensors.get(name) {
-                    visit(name, var, Gradient::Whole(&Values::of(gradient)?))?;
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The base's manifest with the caller's fields over it and the training settings filled in.

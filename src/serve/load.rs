@@ -24,7 +24,7 @@ use crate::speculate::{CostCurve, DraftLength, Proposer};
 /// Longest sequence by default; longer ones cost memory that most traffic does not need.
 const DEFAULT_MODEL_LEN: usize = 4096;
 /// Timed runs of each size when the costs are measured.
-const MEASURE_RUNS: usize = 5;
+const MEASURE_RUNS: usize = 9;
 /// Added to the niceness of the thread that reads drafts.
 const STAGING_NICENESS: i32 = 10;
 /// Draft tokens read in one step to catch up.

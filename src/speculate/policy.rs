@@ -17,22 +17,35 @@ const WARM_CONTEXT: usize = 64;
 /// What forwards cost on this machine, measured at start-up.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CostCurve {
-    /// Median milliseconds of the target's forward for 1, 2, … rows.
+    /// Milliseconds of the target's forward for 1, 2, … rows; never falls.
     pub verify_ms: Vec<f64>,
-    /// Median milliseconds of one draft step for 1, 2, … rows; empty without a draft.
+    /// Milliseconds of one draft step for 1, 2, … rows, likewise; empty without a draft.
     pub draft_ms: Vec<f64>,
 }
 
 impl CostCurve {
-    /// Times both models on a short context; takes `runs` runs of each size.
+    /// Times both models in turns on a short context, `runs` times for each size: a draft's
+    /// weights are then no more in the processor's cache than they are when it serves.
     pub(crate) fn measure<D: Decoder>(
         target: &D,
         draft: Option<&D>,
         runs: usize,
     ) -> Result<Self, RuntimeError> {
-        let verify_ms = time_rows(target, runs)?;
-        let draft_ms = draft.map_or(Ok(Vec::new()), |draft| time_rows(draft, runs))?;
-        Ok(Self { verify_ms, draft_ms })
+        let mut target = Stopwatch::new(target)?;
+        let mut draft = draft.map(Stopwatch::new).transpose()?;
+        // Sizes take turns, so that a burst of foreign load does not fall on one of them alone.
+        for run in 0..=runs {
+            for rows in 1..=ROWS {
+                target.time(rows, run > 0)?;
+                if let Some(draft) = &mut draft {
+                    draft.time(rows, run > 0)?;
+                }
+            }
+        }
+        Ok(Self {
+            verify_ms: rising(&target.fastest),
+            draft_ms: draft.map_or(Vec::new(), |draft| rising(&draft.fastest)),
+        })
     }
 
     /// Milliseconds of the target's forward over `rows` rows.
@@ -88,36 +101,57 @@ fn interpolate(curve: &[f64], rows: usize) -> f64 {
     }
 }
 
-fn time_rows<D: Decoder>(model: &D, runs: usize) -> Result<Vec<f64>, RuntimeError> {
-    let context = WARM_CONTEXT.min(model.context().saturating_sub(ROWS)).max(1);
-    let token = |index: usize| (index % model.vocab_size()) as u32;
-    let prompt: Vec<u32> = (0..context).map(token).collect();
-    let mut cache = model.new_cache();
-    let warm = Rows { tokens: &prompt, cache: &mut cache, logits: LogitsOf::None };
-    model.forward(&mut [warm])?;
-    let mut times = vec![Vec::new(); ROWS];
-    // Sizes take turns, so that a burst of foreign load does not fall on one of them alone.
-    for run in 0..=runs {
-        for (index, times) in times.iter_mut().enumerate() {
-            let started = Instant::now();
-            let rows = Rows {
-                tokens: &prompt[..(index + 1).min(context)],
-                cache: &mut cache,
-                logits: LogitsOf::All,
-            };
-            model.forward(&mut [rows])?;
-            if run > 0 {
-                times.push(started.elapsed().as_secs_f64() * 1e3);
-            }
-            D::truncate(&mut cache, context);
-        }
-    }
-    Ok(times.into_iter().map(median).collect())
+/// Times one model's forwards behind a short context.
+struct Stopwatch<'a, D: Decoder> {
+    model: &'a D,
+    context: Vec<u32>,
+    cache: D::Cache,
+    /// Milliseconds for 1, 2, … rows. Whatever else the machine does only ever adds to a run, so
+    /// the fastest one tells most about the model.
+    fastest: Vec<f64>,
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
+impl<'a, D: Decoder> Stopwatch<'a, D> {
+    fn new(model: &'a D) -> Result<Self, RuntimeError> {
+        let context = WARM_CONTEXT.min(model.context().saturating_sub(ROWS)).max(1);
+        let token = |index: usize| (index % model.vocab_size()) as u32;
+        let context: Vec<u32> = (0..context).map(token).collect();
+        let mut cache = model.new_cache();
+        let warm = Rows { tokens: &context, cache: &mut cache, logits: LogitsOf::None };
+        model.forward(&mut [warm])?;
+        Ok(Self { model, context, cache, fastest: vec![f64::INFINITY; ROWS] })
+    }
+
+    fn time(&mut self, rows: usize, counts: bool) -> Result<(), RuntimeError> {
+        let started = Instant::now();
+        let tokens = &self.context[..rows.min(self.context.len())];
+        let piece = Rows { tokens, cache: &mut self.cache, logits: LogitsOf::All };
+        self.model.forward(&mut [piece])?;
+        if counts {
+            let fastest = &mut self.fastest[rows - 1];
+            *fastest = fastest.min(started.elapsed().as_secs_f64() * 1e3);
+        }
+        D::truncate(&mut self.cache, self.context.len());
+        Ok(())
+    }
+}
+
+/// The nearest curve that never falls, in least squares: neighbours that are out of order share
+/// their mean (pool adjacent violators). More rows are never less work, and a dip in the curve
+/// would make one draft length look better than it is.
+fn rising(curve: &[f64]) -> Vec<f64> {
+    let mut pools: Vec<(f64, usize)> = Vec::new();
+    for &value in curve {
+        pools.push((value, 1));
+        while let [.., (before, n), (after, m)] = pools[..]
+            && before > after
+        {
+            pools.truncate(pools.len() - 2);
+            let mean = (before * n as f64 + after * m as f64) / (n + m) as f64;
+            pools.push((mean, n + m));
+        }
+    }
+    pools.into_iter().flat_map(|(mean, count)| std::iter::repeat_n(mean, count)).collect()
 }
 
 /// Live estimate of the probability that a drafted token is accepted, given that the ones before
@@ -195,7 +229,9 @@ impl DraftLength {
         let acceptance = AcceptanceEstimate::new(Self::GUESS);
         let break_even = curve.as_ref().and_then(CostCurve::break_even);
         let curve = curve.map(Arc::new);
-        Self { fixed, curve, break_even, acceptance, steps: 0, probe_left: 0 }
+        // Where drafting looks too dear from the start, the draft is tried once all the same.
+        let probe_left = Self::PROBE_AFTER_SWAP;
+        Self { fixed, curve, break_even, acceptance, steps: 0, probe_left }
     }
 
     /// Draft length of the next step, in which `sequences` sequences decode.

@@ -24,9 +24,13 @@ impl ReleaseHandle {
         self.snapshot.borrow().clone()
     }
 
-    /// For waiting until something changes.
+    /// For waiting until something changes from now on.
     pub fn watch(&self) -> watch::Receiver<Snapshot> {
-        self.snapshot.clone()
+        let mut receiver = self.snapshot.clone();
+        // A clone knows only what its original has seen, which is nothing: without this its
+        // first wait ends at once, and whoever waits in a loop never sleeps.
+        receiver.mark_unchanged();
+        receiver
     }
 
     /// Publishes a staged candidate, swaps and verifies.
@@ -107,5 +111,31 @@ impl ReleaseHandle {
         let (reply, answer) = oneshot::channel();
         self.commands.send(command(reply)).await.map_err(|_| ReleaseError::Stopping)?;
         answer.await.map_err(|_| ReleaseError::Stopping)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watcher_waits_for_what_comes_after_it() {
+        let (sender, reader) = watch::channel(Snapshot {
+            ledger: Default::default(),
+            serving: None,
+            generation: 0,
+            swapping: false,
+            swapped_at: None,
+            swapped_unix_ms: 0,
+            upstream_error: None,
+        });
+        let handle = ReleaseHandle::new(mpsc::channel(1).0, reader);
+        for generation in 1..=2 {
+            let early = handle.watch();
+            sender.send_modify(|snapshot| snapshot.generation = generation);
+            assert!(early.has_changed().unwrap());
+            assert!(!handle.watch().has_changed().unwrap(), "an old change wakes a new watcher");
+            assert_eq!(handle.snapshot().generation, generation);
+        }
     }
 }

@@ -124,3 +124,19 @@ fn measuring_covers_every_size() {
     assert_eq!(target.widest.load(std::sync::atomic::Ordering::Relaxed), 64);
     assert!(CostCurve::measure(&target, None, 1).unwrap().draft_ms.is_empty());
 }
+
+#[test]
+fn a_measured_curve_is_made_to_rise() {
+    assert_eq!(rising(&[]), []);
+    assert_eq!(rising(&[1.0, 2.0, 4.0]), [1.0, 2.0, 4.0]);
+    assert_eq!(rising(&[3.0, 1.0, 4.0, 6.0, 2.0]), [2.0, 2.0, 4.0, 4.0, 4.0]);
+    assert_eq!(rising(&[9.0, 6.0, 3.0]), [6.0, 6.0, 6.0]);
+}
+
+#[test]
+fn a_draft_that_looks_too_dear_is_tried_once_at_the_start() {
+    let dear = CostCurve { draft_ms: vec![9.0; 9], ..curve() };
+    let mut length = DraftLength::auto(dear);
+    assert_eq!(length.preferred(1), 0);
+    assert_eq!(length.next_step(1), 1);
+}
