@@ -3,7 +3,7 @@
 use super::{LANES, exp, has_avx2};
 
 multiversion! {
-    /// Gradients of [`silu_mul`]'s result with respect to both factors, for its gradient `g`.
+    /// Gradients of [`super::silu_mul`]'s result with respect to both factors, for its gradient `g`.
     pub fn silu_mul_backward(
         gate: &[f32],
         up: &[f32],
@@ -21,7 +21,7 @@ multiversion! {
 }
 
 multiversion! {
-    /// Gradients of [`rms_norm`] for its result's gradient `g`. With r = (mean(x²) + eps)^-½ and
+    /// Gradients of [`super::rms_norm`] for its result's gradient `g`. With r = (mean(x²) + eps)^-½ and
     /// n = x·r: `d_x := r·(g·gain − n·mean(g·gain·n))`, `d_gain += g·n`.
     pub fn rms_norm_backward(
         x: &[f32],

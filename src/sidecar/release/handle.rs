@@ -117,11 +117,12 @@ impl ReleaseHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sidecar::versions::Ledger;
 
     #[test]
     fn a_watcher_waits_for_what_comes_after_it() {
         let (sender, reader) = watch::channel(Snapshot {
-            ledger: Default::default(),
+            ledger: std::sync::Arc::new(Ledger::first(String::new(), 0, String::new())),
             serving: None,
             generation: 0,
             swapping: false,
