@@ -17,6 +17,6 @@ pub mod rope;
 pub mod runtime;
 pub mod tokenizer;
 
-pub use config::ModelConfig;
+pub use config::{Activation, Anatomy, Family, ModelConfig, NormKind};
 pub use manifest::DraftManifest;
 pub use tokenizer::Tokenizer;

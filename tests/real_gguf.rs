@@ -21,11 +21,11 @@ fn target() -> Option<Target> {
 fn configuration_is_that_of_the_hub() {
     let Some(target) = target() else { return };
     let config = &target.config;
-    assert_eq!(config.architecture, "LlamaForCausalLM");
+    assert_eq!(config.family.architecture(), "LlamaForCausalLM");
     assert_eq!((config.vocab_size, config.hidden_size), (49152, 576));
     assert_eq!((config.num_attention_heads, config.num_key_value_heads), (9, 3));
     assert_eq!((config.head_dim, config.num_hidden_layers), (64, 30));
-    assert_eq!((config.rope_theta, config.rms_norm_eps), (100_000.0, 1e-5));
+    assert_eq!((config.rope_theta, config.norm_eps), (100_000.0, 1e-5));
     assert!(config.tie_word_embeddings);
     assert_eq!(config.bos_token_id, Some(1));
     assert_eq!(config.eos_token_ids, [2]);

@@ -9,7 +9,8 @@ use super::BuildError;
 use super::linalg::Gram;
 use crate::distill::Sample;
 use crate::model::decoder::Decoder;
-use crate::model::ops::{RotaryTable, linear};
+use crate::model::ops::RotaryTable;
+use crate::model::{ModelConfig, NormKind};
 
 /// Samples of similar length as one padded tensor.
 #[derive(Clone)]
@@ -64,13 +65,18 @@ impl Window {
     }
 }
 
-/// Rows scaled to a root mean square of 1: what a norm hands on before its gain.
+/// What a norm of this model hands on before its gain: rows scaled to a root mean square of 1,
+/// with the mean taken off first where the family does that.
 ///
 /// # Errors
 /// When the tensor computation fails.
-pub fn unit_rms(x: &Tensor, eps: f64) -> Result<Tensor, BuildError> {
-    let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
-    Ok(x.broadcast_div(&(mean + eps)?.sqrt()?)?)
+pub fn unit(x: &Tensor, config: &ModelConfig) -> Result<Tensor, BuildError> {
+    let centred = match config.anatomy.norm {
+        NormKind::Layer => x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?,
+        NormKind::Rms | NormKind::RmsOffset => x.clone(),
+    };
+    let mean = centred.sqr()?.mean_keepdim(D::Minus1)?;
+    Ok(centred.broadcast_div(&(mean + config.norm_eps)?.sqrt()?)?)
 }
 
 /// What one pass over the calibration text tells of the target.
@@ -100,7 +106,7 @@ pub fn statistics(target: &Decoder, windows: &[Window]) -> Result<Statistics, Bu
     let mut groups = vec![vec![0.0; config.num_key_value_heads]; layers];
     let mut tokens = 0;
     let site = |gram: &mut Gram, x: &Tensor| -> Result<(), BuildError> {
-        let normed = unit_rms(x, config.rms_norm_eps)?;
+        let normed = unit(x, config)?;
         gram.add(&normed, &normed.narrow(1, 0, 0)?, None)
     };
     for window in windows {
@@ -111,16 +117,16 @@ pub fn statistics(target: &Decoder, windows: &[Window]) -> Result<Statistics, Bu
             let input = window.pick(&x)?;
             site(&mut covariances[index], &input)?;
             let attended = layer.attend(&x, config, &rotary)?;
-            add_group_energy(&mut groups[index], &window.pick(&attended)?, &layer.o_proj)?;
-            x = (x + linear(&attended, &layer.o_proj)?)?;
+            add_group_energy(&mut groups[index], &window.pick(&attended)?, &layer.o_proj.weight)?;
+            x = layer.add_attended(&x, &attended, config)?;
             site(&mut covariances[index], &window.pick(&x)?)?;
             let gated = layer.gate(&x, config)?;
             let energy = window.pick(&gated)?.sqr()?.sum(0)?.to_vec1::<f32>()?;
-            let norms = layer.down_proj.sqr()?.sum(0)?.to_vec1::<f32>()?;
+            let norms = layer.down_proj.weight.sqr()?.sum(0)?.to_vec1::<f32>()?;
             for ((sum, energy), norm) in channels[index].iter_mut().zip(energy).zip(norms) {
                 *sum += f64::from(energy) * f64::from(norm);
             }
-            x = (x + linear(&gated, &layer.down_proj)?)?;
+            x = layer.add_gated(&x, &gated, config)?;
             let cosine = cosine(&input, &window.pick(&x)?)?.sum_all()?.to_scalar::<f32>()?;
             influence[index] += window.rows.dim(0)? as f64 - f64::from(cosine);
         }
@@ -180,12 +186,12 @@ pub fn states(
             inputs.insert(index, window.pick(&x)?);
         }
         let attended = layer.attend(&x, config, &rotary)?;
-        x = (x + linear(&attended, &layer.o_proj)?)?;
+        x = layer.add_attended(&x, &attended, config)?;
         if record {
             middles.insert(index, window.pick(&x)?);
         }
         let gated = layer.gate(&x, config)?;
-        x = (x + linear(&gated, &layer.down_proj)?)?;
+        x = layer.add_gated(&x, &gated, config)?;
     }
     Ok(States { inputs, middles, last: window.pick(&x)? })
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::plan::Plan;
 use super::prune::Selection;
-use crate::model::ModelConfig;
+use crate::model::{Family, ModelConfig};
 
 /// Keys that describe the target's files rather than its mathematics.
 const STALE: [&str; 4] =
@@ -14,20 +14,15 @@ const STALE: [&str; 4] =
 
 /// The draft's `config.json`: the target's with the sizes replaced. Position limits and rotary
 /// settings stay the target's, else vLLM would index past the draft's tables.
-pub fn config_json(
-    target: &ModelConfig,
-    draft: &ModelConfig,
-    selection: &Selection,
-    dtype: &str,
-) -> Map<String, Value> {
+pub fn config_json(target: &ModelConfig, draft: &ModelConfig, dtype: &str) -> Map<String, Value> {
     let mut config = target.raw.clone();
     for key in STALE {
         config.remove(key);
     }
     let rope = json!({"rope_type": "default", "rope_theta": draft.rope_theta});
     for (key, value) in [
-        ("architectures", json!([draft.architecture])),
-        ("model_type", json!(draft.model_type)),
+        ("architectures", json!([draft.family.architecture()])),
+        ("model_type", json!(draft.family.model_type())),
         ("vocab_size", json!(draft.vocab_size)),
         ("hidden_size", json!(draft.hidden_size)),
         ("intermediate_size", json!(draft.intermediate_size)),
@@ -36,7 +31,7 @@ pub fn config_json(
         ("num_key_value_heads", json!(draft.num_key_value_heads)),
         ("head_dim", json!(draft.head_dim)),
         ("max_position_embeddings", json!(draft.max_position_embeddings)),
-        ("rms_norm_eps", json!(draft.rms_norm_eps)),
+        (draft.family.norm_eps_key(), json!(draft.norm_eps)),
         ("tie_word_embeddings", json!(draft.tie_word_embeddings)),
         ("rope_theta", json!(draft.rope_theta)),
         ("torch_dtype", json!(dtype)),
@@ -46,11 +41,46 @@ pub fn config_json(
     config.remove("dtype");
     // Old and new readers look in different places; both must find the same number.
     config.entry("rope_parameters").or_insert(rope);
-    if let Some(Value::Array(types)) = config.get("layer_types") {
-        let kept = selection.layers.iter().filter_map(|layer| types.get(*layer).cloned()).collect();
-        config.insert("layer_types".into(), Value::Array(kept));
+    windows(target, draft, &mut config);
+    match draft.family {
+        // These derive it.
+        Family::StableLm | Family::Qwen2 => {
+            config.remove("head_dim");
+        }
+        Family::Mistral if target.family == Family::Qwen2 => {
+            config.insert("qkv_bias".into(), json!(true));
+            config.remove("use_sliding_window");
+        }
+        _ => {}
     }
     config
+}
+
+/// What the layers see, in the keys of the draft's family.
+fn windows(target: &ModelConfig, draft: &ModelConfig, config: &mut Map<String, Value>) {
+    let windows = &draft.anatomy.windows;
+    if *windows == target.anatomy.windows {
+        return;
+    }
+    config.remove("max_window_layers");
+    match windows.iter().flatten().next() {
+        Some(window) => {
+            config.insert("sliding_window".into(), json!(window));
+            config.insert("layer_types".into(), json!(vec!["sliding_attention"; windows.len()]));
+        }
+        None => {
+            let sliding = target.anatomy.windows.iter().any(Option::is_some);
+            if config.contains_key("sliding_window") && draft.family != Family::Gemma2 {
+                config.insert("sliding_window".into(), Value::Null);
+            }
+            if config.contains_key("use_sliding_window") {
+                config.insert("use_sliding_window".into(), json!(false));
+            }
+            if sliding || config.contains_key("layer_types") {
+                config.insert("layer_types".into(), json!(vec!["full_attention"; windows.len()]));
+            }
+        }
+    }
 }
 
 /// The command that serves the draft with vLLM.

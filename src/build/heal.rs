@@ -10,13 +10,13 @@ use candle_core::{D, Tensor};
 use faer::Mat;
 
 use super::BuildError;
-use super::calibrate::{States, Window, unit_rms};
+use super::calibrate::{States, Window, unit};
 use super::linalg::{Gram, to_matrix, to_tensor};
 use super::plan::Plan;
 use super::prune::Selection;
-use super::slice::{WriteMap, read_through};
-use crate::model::decoder::{Decoder, DecoderLayer};
-use crate::model::ops::{RotaryTable, linear};
+use super::slice::{Projection, WriteMap};
+use crate::model::decoder::{Decoder, Linear};
+use crate::model::ops::RotaryTable;
 
 /// How strongly each solve is pulled to what slicing alone would give, relative to the mean
 /// diagonal of its Gram matrix.
@@ -76,20 +76,20 @@ pub fn heal(
 ) -> Result<Decoder, BuildError> {
     let config = plan.config(&target.config);
     let device = target.embed_tokens.device();
-    let embed_tokens = target.embed_tokens.matmul(&map.tensor)?;
+    let project = Projection { target: &target.config, draft: &config, map };
     let mut runs = Vec::with_capacity(text.len());
     for (window, states) in text {
         let (b, t) = window.ids.dims2()?;
-        let z = embed_tokens.index_select(&window.ids.flatten_all()?, 0)?.reshape((b, t, ()))?;
+        // (B, T, D) · (D, K) -> (B, T, K)
+        let embedded = target.embed(&window.ids)?.reshape((b * t, ()))?;
+        let z = embedded.matmul(&map.tensor)?.reshape((b, t, ()))?;
         runs.push(Run { window, states, rotary: RotaryTable::new(&config, t), z });
     }
-    let ones = Tensor::ones(plan.hidden_size, candle_core::DType::F32, device)?;
-    let eps = (target.config.rms_norm_eps, config.rms_norm_eps);
     let fit = |runs: &[Run<'_>], goal: Goal| -> Result<Tensor, BuildError> {
         let mut gram = Gram::new(plan.hidden_size, target.config.hidden_size);
         for run in runs {
-            let draft = unit_rms(&run.window.pick(&run.z)?, eps.1)?;
-            gram.add(&draft, &unit_rms(goal.of(run.states)?, eps.0)?, None)?;
+            let draft = unit(&run.window.pick(&run.z)?, &config)?;
+            gram.add(&draft, &unit(goal.of(run.states)?, &target.config)?, None)?;
         }
         to_tensor(&gram.ridge(&map.prior(), ridge.readers)?, device)
     };
@@ -97,71 +97,66 @@ pub fn heal(
     let mut layers = Vec::with_capacity(selection.layers.len());
     for (kept, index) in selection.layers.iter().enumerate() {
         let source = selection.pruned(&target.layers[*index], kept, target)?;
-        let decoder = fit(&runs, Goal::Input(*index))?;
-        let read = |w: &Tensor, gain: &Tensor, decoder: &Tensor| read_through(w, gain, decoder);
-        let mut layer = DecoderLayer {
-            input_layernorm: ones.clone(),
-            q_proj: read(&source.q_proj, &source.input_layernorm, &decoder)?,
-            k_proj: read(&source.k_proj, &source.input_layernorm, &decoder)?,
-            v_proj: read(&source.v_proj, &source.input_layernorm, &decoder)?,
-            o_proj: source.o_proj.clone(),
-            post_attention_layernorm: ones.clone(),
-            gate_proj: source.gate_proj.clone(),
-            up_proj: source.up_proj.clone(),
-            down_proj: source.down_proj.clone(),
-        };
+        let mut layer = project.layer(&source, kept)?;
+        project.read_attention(&mut layer, &source, &fit(&runs, Goal::Input(*index))?)?;
         let attended: Vec<Tensor> = runs
             .iter()
             .map(|run| Ok(layer.attend(&run.z, &config, &run.rotary)?))
             .collect::<Result<_, BuildError>>()?;
-        let goal = Goal::Middle(*index);
-        layer.o_proj = refit(&mut runs, &attended, &source.o_proj, map, ridge.writers, goal)?;
+        layer.o_proj = project.writer(&source.o_proj)?;
+        if !config.anatomy.post_norms {
+            let goal = Goal::Middle(*index);
+            refit(&mut layer.o_proj, &runs, &attended, &source.o_proj, map, ridge.writers, goal)?;
+        }
+        for (run, attended) in runs.iter_mut().zip(&attended) {
+            run.z = layer.add_attended(&run.z, attended, &config)?;
+        }
 
-        let decoder = fit(&runs, Goal::Middle(*index))?;
-        layer.gate_proj = read(&source.gate_proj, &source.post_attention_layernorm, &decoder)?;
-        layer.up_proj = read(&source.up_proj, &source.post_attention_layernorm, &decoder)?;
+        project.read_mlp(&mut layer, &source, &fit(&runs, Goal::Middle(*index))?)?;
         let gated: Vec<Tensor> = runs
             .iter()
             .map(|run| Ok(layer.gate(&run.z, &config)?))
             .collect::<Result<_, BuildError>>()?;
-        let goal = selection.layers.get(kept + 1).map_or(Goal::Last, |next| Goal::Input(*next));
-        layer.down_proj = refit(&mut runs, &gated, &source.down_proj, map, ridge.writers, goal)?;
+        layer.down_proj = project.writer(&source.down_proj)?;
+        if !config.anatomy.post_norms {
+            let goal = selection.layers.get(kept + 1).map_or(Goal::Last, |next| Goal::Input(*next));
+            let source = &source.down_proj;
+            refit(&mut layer.down_proj, &runs, &gated, source, map, ridge.writers, goal)?;
+        }
+        for (run, gated) in runs.iter_mut().zip(&gated) {
+            run.z = layer.add_gated(&run.z, gated, &config)?;
+        }
         layers.push(layer);
         on_layer(kept + 1);
     }
-    let decoder = fit(&runs, Goal::Last)?;
-    Ok(Decoder {
-        lm_head: read_through(&target.lm_head, &target.norm, &decoder)?,
-        config,
-        embed_tokens,
-        layers,
-        norm: ones,
-    })
+    project.finish(target, layers, &fit(&runs, Goal::Last)?)
 }
 
-/// Refits a writer so that `z + inputs·Wᵀ` lands on the projection of the target's state, and
-/// moves every run's `z` there. Rows count by the inverse of the target's RMS, else the few
-/// tokens of enormous norm would own the fit.
+/// Refits the weights of a writer, whose bias stands, so that `z + inputs·Wᵀ + b` lands on the
+/// projection of the target's state. Rows count by the inverse of the target's RMS, else the few
+/// tokens of enormous norm would own the fit. Families that norm what a block gives are left as
+/// they are: their update is not linear in the writer.
 fn refit(
-    runs: &mut [Run<'_>],
+    writer: &mut Linear,
+    runs: &[Run<'_>],
     inputs: &[Tensor],
-    writer: &Tensor,
+    source: &Linear,
     map: &WriteMap,
     ridge: f64,
     goal: Goal,
-) -> Result<Tensor, BuildError> {
-    let prior: Mat<f64> = to_matrix(&writer.t()?.contiguous()?)? * &map.q;
+) -> Result<(), BuildError> {
+    let prior: Mat<f64> = to_matrix(&source.weight.t()?.contiguous()?)? * &map.q;
     let mut gram = Gram::new(prior.nrows(), prior.ncols());
     for (run, input) in runs.iter().zip(inputs) {
         let goal = goal.of(run.states)?;
-        let missing = (goal.matmul(&map.tensor)? - run.window.pick(&run.z)?)?;
+        let mut missing = (goal.matmul(&map.tensor)? - run.window.pick(&run.z)?)?;
+        if let Some(bias) = &writer.bias {
+            missing = missing.broadcast_sub(bias)?;
+        }
         let weights = (goal.sqr()?.mean_keepdim(D::Minus1)? + 1e-12)?.sqrt()?.recip()?;
         gram.add(&run.window.pick(input)?, &missing, Some(&weights))?;
     }
-    let device = writer.device();
-    let fitted = to_tensor(&gram.ridge(&prior, ridge)?, device)?.t()?.contiguous()?;
-    for (run, input) in runs.iter_mut().zip(inputs) {
-        run.z = (&run.z + linear(input, &fitted)?)?;
-    }
-    Ok(fitted)
+    let fitted = gram.ridge(&prior, ridge)?;
+    writer.weight = to_tensor(&fitted, writer.weight.device())?.t()?.contiguous()?;
+    Ok(())
 }

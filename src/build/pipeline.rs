@@ -180,7 +180,8 @@ impl Build<'_> {
         // Covariances and importances settle long before the least-squares fits do.
         let every_third: Vec<Window> = windows.iter().step_by(3).map(Window::clone).collect();
         let statistics = statistics(decoder, &every_third)?;
-        let map = WriteMap::new(&statistics, self.plan.hidden_size, &Device::Cpu)?;
+        let norm = config.anatomy.norm;
+        let map = WriteMap::new(&statistics, self.plan.hidden_size, norm, &Device::Cpu)?;
         (self.on_progress)(Progress::Finished {
             step: "inspect",
             detail: format!(
@@ -335,7 +336,7 @@ impl Build<'_> {
             scores,
             files: Default::default(),
         };
-        let config = config_json(&self.target.config, &draft.config, selection, dtype);
+        let config = config_json(&self.target.config, &draft.config, dtype);
         let folder = DraftFolder {
             config: &config,
             tensors: &draft.tensors(),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::BuildError;
-use crate::model::ModelConfig;
+use crate::model::{Family, ModelConfig};
 
 /// What the user asked to shrink. Multipliers are in (0, 1].
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -80,6 +80,14 @@ impl Plan {
                 });
             }
         }
+        if let Some(es) = request.embedding.filter(|es| *es < 1.0 && keeps_width(target)) {
+            return Err(BuildError::Request {
+                flag: "--es",
+                got: es.to_string(),
+                expected: "1 for this family, whose servers insist on tied embeddings: cut --ls, \
+                           --mlp or --heads",
+            });
+        }
         let Some(size) = request.target_size else {
             // Flags that are set stand; an axis that is not mentioned stays whole, unless
             // nothing at all was asked for.
@@ -110,11 +118,25 @@ impl Plan {
 
     fn from_shape(target: &ModelConfig, shape: Shape) -> Self {
         let groups = target.num_key_value_heads;
-        let kept = ((groups as f64 * shape.heads).round() as usize).clamp(1, groups);
-        let heads = kept * (target.num_attention_heads / groups);
-        // Hugging Face's Llama refuses a hidden size that its heads do not divide.
-        let unit = lcm(32, heads);
-        let hidden_size = if shape.embedding >= 1.0 && target.hidden_size.is_multiple_of(heads) {
+        let mut kept = ((groups as f64 * shape.heads).round() as usize).clamp(1, groups);
+        let group = target.num_attention_heads / groups;
+        if target.family == Family::StableLm && !keeps_width(target) {
+            // vLLM derives the head size of this family from the hidden size, and there is no
+            // other architecture that could carry the draft: width and heads shrink together.
+            let share = shape.embedding.min(shape.heads);
+            kept = ((groups as f64 * share).round() as usize).clamp(1, groups);
+        }
+        let heads = kept * group;
+        // Hugging Face's Llama and Gemma refuse a hidden size that their heads do not divide.
+        let unit = match target.family {
+            Family::Llama | Family::Gemma2 => lcm(32, heads),
+            Family::Mistral | Family::Qwen2 | Family::Qwen3 | Family::StableLm => 32,
+        };
+        let hidden_size = if keeps_width(target) {
+            target.hidden_size
+        } else if target.family == Family::StableLm {
+            heads * target.head_dim
+        } else if shape.embedding >= 1.0 && target.hidden_size.is_multiple_of(unit) {
             target.hidden_size
         } else {
             round_to(target.hidden_size as f64 * shape.embedding, unit)
@@ -146,18 +168,45 @@ impl Plan {
     pub fn config(&self, target: &ModelConfig) -> ModelConfig {
         let group = target.num_attention_heads / target.num_key_value_heads;
         let identity = self.is_identity(target);
+        if identity {
+            return target.clone();
+        }
+        let heads = self.num_key_value_heads * group;
+        let mut anatomy = target.anatomy.clone();
+        // A server's cache wants all layers alike, and a draft has little use for a window.
+        let first = anatomy.windows.first().copied().flatten();
+        let alike = anatomy.windows.iter().all(|window| *window == first);
+        anatomy.windows = vec![first.filter(|_| alike); self.num_hidden_layers];
+        // vLLM derives the head size of Qwen2 from the hidden size. Its Mistral is the same
+        // decoder with a head size of its own.
+        let derived = self.hidden_size == heads * target.head_dim;
+        let family = match target.family {
+            Family::Qwen2 if !derived => Family::Mistral,
+            family => family,
+        };
+        if family == Family::Gemma2 {
+            anatomy.embedding_scale = (self.hidden_size as f64).sqrt();
+        }
         ModelConfig {
+            family,
+            anatomy,
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
             num_hidden_layers: self.num_hidden_layers,
-            num_attention_heads: self.num_key_value_heads * group,
+            num_attention_heads: heads,
             num_key_value_heads: self.num_key_value_heads,
             // The sliced norm divides by the smaller width: see `slice`.
-            rms_norm_eps: target.rms_norm_eps * target.hidden_size as f64 / self.hidden_size as f64,
-            tie_word_embeddings: identity && target.tie_word_embeddings,
+            norm_eps: target.norm_eps * target.hidden_size as f64 / self.hidden_size as f64,
+            tie_word_embeddings: keeps_width(target) && target.tie_word_embeddings,
             ..target.clone()
         }
     }
+}
+
+/// Families whose norms of what a block gives, and whose tie of embeddings and head, a smaller
+/// residual would break: Gemma 2. Layers, heads and MLP channels can be cut.
+fn keeps_width(target: &ModelConfig) -> bool {
+    target.anatomy.post_norms
 }
 
 impl Request {

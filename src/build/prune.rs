@@ -5,7 +5,7 @@ use candle_core::Tensor;
 use super::BuildError;
 use super::calibrate::Statistics;
 use super::plan::Plan;
-use crate::model::decoder::{Decoder, DecoderLayer};
+use crate::model::decoder::{Decoder, DecoderLayer, Linear};
 
 /// What is kept, in the target's numbering, ascending.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -50,16 +50,23 @@ impl Selection {
         };
         let (queries, keys) = (index(spans(heads))?, index(spans(config.head_dim))?);
         let channels = index(self.channels[kept].iter().map(|c| *c as u32).collect())?;
+        let rows = |linear: &Linear, kept: &Tensor| -> Result<Linear, BuildError> {
+            let bias = linear.bias.as_ref().map(|bias| bias.index_select(kept, 0)).transpose()?;
+            Ok(Linear { weight: linear.weight.index_select(kept, 0)?, bias })
+        };
+        let columns = |linear: &Linear, kept: &Tensor| -> Result<Linear, BuildError> {
+            let weight = linear.weight.index_select(kept, 1)?;
+            Ok(Linear { weight, bias: linear.bias.clone() })
+        };
         Ok(DecoderLayer {
-            input_layernorm: layer.input_layernorm.clone(),
-            q_proj: layer.q_proj.index_select(&queries, 0)?,
-            k_proj: layer.k_proj.index_select(&keys, 0)?,
-            v_proj: layer.v_proj.index_select(&keys, 0)?,
-            o_proj: layer.o_proj.index_select(&queries, 1)?,
-            post_attention_layernorm: layer.post_attention_layernorm.clone(),
-            gate_proj: layer.gate_proj.index_select(&channels, 0)?,
-            up_proj: layer.up_proj.index_select(&channels, 0)?,
-            down_proj: layer.down_proj.index_select(&channels, 1)?,
+            q_proj: rows(&layer.q_proj, &queries)?,
+            k_proj: rows(&layer.k_proj, &keys)?,
+            v_proj: rows(&layer.v_proj, &keys)?,
+            o_proj: columns(&layer.o_proj, &queries)?,
+            gate_proj: rows(&layer.gate_proj, &channels)?,
+            up_proj: rows(&layer.up_proj, &channels)?,
+            down_proj: columns(&layer.down_proj, &channels)?,
+            ..layer.clone()
         })
     }
 }

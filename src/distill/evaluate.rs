@@ -7,7 +7,7 @@ use super::batch::{Batch, usable};
 use super::{Sample, TopK};
 use crate::model::decoder::Decoder;
 use crate::model::kernels;
-use crate::model::ops::{self, Values};
+use crate::model::ops::Values;
 
 /// Acceptance of a draft on samples of the target's own answers.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -89,7 +89,7 @@ fn judge(decoder: &Decoder, batch: &Batch<'_>, temperature: f32) -> Result<Vec<P
     let mut positions = Vec::with_capacity(batch.outputs.len());
     for start in (0..batch.outputs.len()).step_by(CHUNK) {
         let count = CHUNK.min(batch.outputs.len() - start);
-        let logits = ops::linear(&hidden.narrow(0, start, count)?, &decoder.lm_head)?;
+        let logits = decoder.head(&hidden.narrow(0, start, count)?)?;
         let rows = Values::of(&logits)?;
         let teacher = &batch.teacher[start..start + count];
         let outputs = &batch.outputs[start..start + count];

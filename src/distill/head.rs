@@ -9,11 +9,35 @@ use rayon::prelude::*;
 
 use super::TopK;
 use super::loss::Loss;
-use crate::model::kernels::{Matrix, MatrixMut, Write, matmul};
+use crate::model::kernels::{self, Matrix, MatrixMut, Write, matmul};
 use crate::model::ops::Values;
 
 /// Positions in one slab: large enough for the products to run at full speed.
 const SLAB: usize = 128;
+
+/// A loss of logits that may be capped first.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadLoss {
+    pub loss: Loss,
+    /// Logits `z` become `c·tanh(z / c)` before the loss sees them.
+    pub softcap: Option<f64>,
+}
+
+impl HeadLoss {
+    /// As [`Loss::gradient_in_place`], with respect to the logits before the cap.
+    fn gradient_in_place(self, teacher: &TopK, logits: &mut [f32], weight: f32) -> f32 {
+        let Some(cap) = self.softcap else {
+            return self.loss.gradient_in_place(teacher, logits, weight);
+        };
+        let cap = cap as f32;
+        kernels::softcap(logits, cap);
+        // d(c·tanh(z/c))/dz = 1 − tanh²
+        let slopes: Vec<f32> = logits.iter().map(|z| 1.0 - (z / cap) * (z / cap)).collect();
+        let loss = self.loss.gradient_in_place(teacher, logits, weight);
+        logits.iter_mut().zip(slopes).for_each(|(gradient, slope)| *gradient *= slope);
+        loss
+    }
+}
 
 /// Buffers that are as large as the head; kept, because fresh pages cost more than the work.
 #[derive(Default)]
@@ -35,7 +59,7 @@ impl Head {
         hidden: &Tensor,
         lm_head: &Tensor,
         teacher: &[&TopK],
-        loss: Loss,
+        head: HeadLoss,
     ) -> Result<(f32, Tensor)> {
         let ((positions, width), vocab_size) = (hidden.dims2()?, lm_head.dim(0)?);
         if teacher.len() != positions {
@@ -62,7 +86,7 @@ impl Head {
                 .logits
                 .par_chunks_mut(vocab_size)
                 .zip(teacher)
-                .map(|(row, teacher)| loss.gradient_in_place(teacher, row, weight))
+                .map(|(row, teacher)| head.gradient_in_place(teacher, row, weight))
                 .collect();
             total += losses.iter().sum::<f32>();
             let g = Matrix::new(&self.logits, rows, vocab_size, vocab_size);
@@ -110,10 +134,11 @@ mod tests {
         let teacher: Vec<&TopK> = rows.iter().collect();
 
         let mut head = Head::default();
+        let forward_kl = HeadLoss { loss: Loss::ForwardKl, softcap: None };
         // Twice: what the first call left behind must not count.
-        head.loss_and_gradient(&hidden, &lm_head, &teacher, Loss::ForwardKl).unwrap();
+        head.loss_and_gradient(&hidden, &lm_head, &teacher, forward_kl).unwrap();
         let (total, d_hidden) =
-            head.loss_and_gradient(&hidden, &lm_head, &teacher, Loss::ForwardKl).unwrap();
+            head.loss_and_gradient(&hidden, &lm_head, &teacher, forward_kl).unwrap();
 
         let logits = hidden.matmul(&lm_head.t().unwrap()).unwrap();
         let targets = Tensor::new(targets, &Device::Cpu).unwrap();
@@ -128,5 +153,24 @@ mod tests {
         };
         same(&Values::of(&d_hidden).unwrap(), store.get(&hidden).unwrap());
         same(head.gradient(), store.get(&lm_head).unwrap());
+    }
+
+    #[test]
+    fn a_cap_is_part_of_the_gradient() {
+        let teacher = TopK { ids: vec![2, 0], logprobs: vec![0.6f32.ln(), 0.3f32.ln()] };
+        let logits = [0.3f32, -1.2, 2.7, 1.5];
+        let head = HeadLoss { loss: Loss::ForwardKl, softcap: Some(1.5) };
+        let value = |logits: &[f32]| -> f64 {
+            head.gradient_in_place(&teacher, &mut logits.to_vec(), 1.0).into()
+        };
+        let mut gradient = logits.to_vec();
+        head.gradient_in_place(&teacher, &mut gradient, 1.0);
+        for index in 0..logits.len() {
+            let (mut up, mut down) = (logits, logits);
+            up[index] += 1e-2;
+            down[index] -= 1e-2;
+            let numeric = (value(&up) - value(&down)) / 2e-2;
+            assert!((f64::from(gradient[index]) - numeric).abs() < 2e-4, "logit {index}");
+        }
     }
 }

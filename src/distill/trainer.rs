@@ -13,11 +13,11 @@ use serde_json::{Map, Value};
 use super::batch::{Batch, usable};
 use super::checkpoint::{CheckpointFolder, Header};
 use super::evaluate::{Acceptance, evaluate};
-use super::head::Head;
+use super::head::{Head, HeadLoss};
 use super::optimizer::{AdamW, AdamWSettings};
 use super::sample::{Sample, TopK};
 use crate::hub::Target;
-use crate::model::decoder::{Decoder, tensor_shapes};
+use crate::model::decoder::Decoder;
 use crate::model::draft_folder::DraftFolder;
 use crate::model::kernels;
 use crate::model::{DraftManifest, ModelConfig};
@@ -236,7 +236,7 @@ impl Trainer {
             &hidden.detach(),
             &self.decoder.lm_head.detach(),
             &batch.teacher,
-            self.settings.loss,
+            HeadLoss { loss: self.settings.loss, softcap: self.config.anatomy.final_softcap },
         )?;
         // d(surrogate)/d(hidden) is the head's gradient, which chains it into the body.
         let mut store = (hidden * d_hidden)?.sum_all()?.backward()?;
@@ -247,7 +247,7 @@ impl Trainer {
             }
         }
         if let Some(gradient) = store.remove(&embedded) {
-            body.add_embedding(&batch.ids, &gradient)?;
+            body.add_embedding(&batch.ids, &gradient, self.config.anatomy.embedding_scale)?;
         }
         if self.config.tie_word_embeddings {
             let width = self.config.hidden_size;
@@ -406,7 +406,7 @@ fn take(parameters: &BTreeMap<String, Var>, name: &str) -> Result<Tensor, candle
 fn read_parameters(draft: &Path) -> Result<(ModelConfig, BTreeMap<String, Var>), TrainError> {
     let target = Target::open(&draft.display().to_string())?;
     let mut parameters = BTreeMap::new();
-    for (name, _) in tensor_shapes(&target.config) {
+    for (name, ..) in target.config.tensor_shapes() {
         let tensor = target.weights.tensor(&name, &Device::Cpu)?;
         parameters.insert(name, Var::from_tensor(&tensor)?);
     }

@@ -12,7 +12,7 @@ use super::HubError;
 use super::encoding::Encoding;
 use super::mapped::MappedFile;
 use super::weights::{RowOrder, StoredTensor, Weights};
-use crate::model::ModelConfig;
+use crate::model::{Family, ModelConfig, NormKind};
 
 mod config;
 mod header;
@@ -52,8 +52,11 @@ impl GgufFile {
             if info.name == names::ROPE_FACTORS {
                 continue;
             }
-            let name = names::hugging_face_name(&info.name);
+            let name = names::hugging_face_name(&info.name, config.anatomy.post_norms);
             let rows = row_order(&name, &info.shape, config);
+            // Gains that Hugging Face stores less 1 are whole in these files.
+            let offset_gain =
+                config.anatomy.norm == NormKind::RmsOffset && (name.ends_with("norm.weight"));
             let range = self.range_of(info)?;
             let stored = StoredTensor {
                 file: 0,
@@ -61,6 +64,7 @@ impl GgufFile {
                 encoding: Encoding::from_ggml_type(info.ggml_type),
                 shape: info.shape.clone(),
                 rows,
+                add: if offset_gain { -1.0 } else { 0.0 },
             };
             if tensors.insert(name, stored).is_some() {
                 let what = format!("tensor {} appears twice", info.name);
@@ -109,6 +113,10 @@ impl GgufFile {
 }
 
 fn row_order(name: &str, shape: &[usize], config: &ModelConfig) -> RowOrder {
+    // The other families keep the order that they were trained with.
+    if !matches!(config.family, Family::Llama | Family::Mistral) {
+        return RowOrder::Same;
+    }
     let heads = if name.contains(".self_attn.q_proj.") {
         config.num_attention_heads
     } else if name.contains(".self_attn.k_proj.") {

@@ -126,6 +126,7 @@ fn read_header(
             encoding: Encoding::from_safetensors(info.dtype),
             shape: info.shape.clone(),
             rows: RowOrder::Same,
+            add: 0.0,
         };
         if tensors.insert(name.clone(), stored).is_some() {
             let what = format!("tensor {name} is in another shard as well");

@@ -32,6 +32,8 @@ pub(super) struct StoredTensor {
     pub(super) encoding: Encoding,
     pub(super) shape: Vec<usize>,
     pub(super) rows: RowOrder,
+    /// Added to every value when it is read.
+    pub(super) add: f32,
 }
 
 /// Order of a matrix's rows in the file, compared with Hugging Face's.
@@ -182,10 +184,14 @@ impl StoredTensor {
                 reason,
             }
         })?;
-        Ok(match self.rows {
+        let mut values = match self.rows {
             RowOrder::Same => values,
             RowOrder::HalvesInterleaved { heads } => separate_halves(&values, &self.shape, heads),
-        })
+        };
+        if self.add != 0.0 {
+            values.iter_mut().for_each(|value| *value += self.add);
+        }
+        Ok(values)
     }
 }
 

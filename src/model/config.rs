@@ -5,17 +5,18 @@ use serde_json::{Map, Value};
 pub(crate) mod architecture;
 mod check;
 mod error;
+mod family;
 mod parse;
 
 pub use error::ConfigError;
+pub use family::{Activation, Anatomy, Family, NormKind};
 
 /// The shape of a decoder. Dimensions are in elements, angles in radians.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
-    /// `architectures[0]`, for example `LlamaForCausalLM`.
-    pub architecture: String,
-    /// `model_type`, for example `llama`.
-    pub model_type: String,
+    pub family: Family,
+    /// What the family and its switches come to.
+    pub anatomy: Anatomy,
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub intermediate_size: usize,
@@ -28,7 +29,8 @@ pub struct ModelConfig {
     pub rope_theta: f64,
     /// How rotary frequencies are changed for long contexts; none for the plain form.
     pub rope_scaling: Option<RopeScaling>,
-    pub rms_norm_eps: f64,
+    /// Of every norm; `layer_norm_eps` in some families.
+    pub norm_eps: f64,
     pub tie_word_embeddings: bool,
     pub bos_token_id: Option<u32>,
     /// Every id that ends a generation; a list in some configs, a number in others.
@@ -92,11 +94,12 @@ impl ModelConfig {
     }
 
     /// Rotary frequencies in radians per token, scaling applied, one for each pair of a head's
-    /// dimensions `(i, i + head_dim / 2)`: `head_dim / 2` values.
+    /// rotated dimensions `(i, i + rotary_dim / 2)`: `rotary_dim / 2` values.
     pub fn rope_frequencies(&self) -> Vec<f64> {
-        (0..self.head_dim / 2)
+        let rotated = self.anatomy.rotary_dim;
+        (0..rotated / 2)
             .map(|pair| {
-                let exponent = -2.0 * pair as f64 / self.head_dim as f64;
+                let exponent = -2.0 * pair as f64 / rotated as f64;
                 let frequency = self.rope_theta.powf(exponent);
                 self.rope_scaling.map_or(frequency, |scaling| scaling.scale(frequency))
             })
@@ -105,12 +108,8 @@ impl ModelConfig {
 
     /// Parameters as stored, with a tied table counted once.
     pub fn parameters(&self) -> usize {
-        let table = self.vocab_size * self.hidden_size;
-        let attention = self.hidden_size * (2 * self.query_size() + 2 * self.key_value_size());
-        let mlp = 3 * self.hidden_size * self.intermediate_size;
-        let norms = 2 * self.hidden_size;
-        let tables = if self.tie_word_embeddings { table } else { 2 * table };
-        tables + self.num_hidden_layers * (attention + mlp + norms) + self.hidden_size
+        let count = |(_, shape, _): &(String, Vec<usize>, &str)| shape.iter().product::<usize>();
+        self.tensor_shapes().iter().map(count).sum()
     }
 
     /// Parameters that one decode step reads: the input table contributes a single row.

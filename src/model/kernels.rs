@@ -66,7 +66,10 @@ mod matrix;
 mod quantized;
 
 pub use backward::{AdamWStep, adamw, rms_norm_backward, silu_mul_backward};
-pub use float::{HeadRows, add_scaled, argmax, attend, dot, rms_norm, silu_mul, softmax};
+pub use float::{
+    HeadRows, Scores, add_scaled, argmax, attend, dot, gelu_mul, layer_norm, rms_norm, silu_mul,
+    softcap, softmax,
+};
 pub use matrix::{Matrix, MatrixMut, Write, matmul, matmul_serial};
 pub use quantized::{
     BLOCK, PANEL, PanelRows, matmul_panels, matmul_q8, pack_panels, quantize, sum,

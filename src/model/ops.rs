@@ -18,9 +18,9 @@ mod rms_norm;
 mod rotary;
 
 pub use attention::{AttentionShape, attention};
-pub use gated::silu_mul;
+pub use gated::{gated, silu_mul};
 pub use linear::linear;
-pub use rms_norm::rms_norm;
+pub use rms_norm::{layer_norm, rms_norm};
 pub use rotary::{RotaryTable, rotate};
 
 /// The values of a contiguous f32 tensor on the CPU, borrowed.

@@ -4,15 +4,18 @@
 //! never on how many other rows are in the batch. That is what makes greedy speculative output
 //! equal to plain output rather than nearly equal.
 
-use candle_core::Device;
 use half::f16;
 use rayon::prelude::*;
 
-use super::kernels::{self, HeadRows};
+use super::kernels::{self, HeadRows, Scores};
 use super::kv_cache::KvCache;
 use super::q8::{QMatrix, QRows};
-use super::{ModelConfig, rope};
+use super::{Activation, ModelConfig, rope};
 use crate::hub::Weights;
+
+mod load;
+
+use load::{Loader, read};
 
 /// Rows that are normed or gated one after the other by one task.
 const ROWS_PER_TASK: usize = 16;
@@ -56,14 +59,32 @@ pub struct Segment<'a> {
 }
 
 struct Layer {
-    input_layernorm: Vec<f32>,
+    input_layernorm: Norm,
     /// q, k and v stacked: `(query_size + 2 * key_value_size, hidden)`.
-    qkv_proj: QMatrix,
-    o_proj: QMatrix,
-    post_attention_layernorm: Vec<f32>,
+    qkv_proj: Linear,
+    /// Gains of the norm of each query head and each key head.
+    qk_norm: Option<(Vec<f32>, Vec<f32>)>,
+    o_proj: Linear,
+    /// What attention gives, before it is added.
+    attention_postnorm: Option<Norm>,
+    mlp_norm: Norm,
     /// gate and up stacked: `(2 * intermediate, hidden)`.
-    gate_up_proj: QMatrix,
-    down_proj: QMatrix,
+    gate_up_proj: Linear,
+    down_proj: Linear,
+    mlp_postnorm: Option<Norm>,
+    window: Option<usize>,
+}
+
+struct Linear {
+    weight: QMatrix,
+    bias: Option<Vec<f32>>,
+}
+
+/// A norm with its gain as it is applied.
+struct Norm {
+    gain: Vec<f32>,
+    /// Only of norms that take the mean off.
+    bias: Option<Vec<f32>>,
 }
 
 /// Immutable weights, shared between threads.
@@ -73,7 +94,7 @@ pub struct Runtime {
     /// `(vocab, hidden)`; half precision, as only single rows are read.
     embed_tokens: Vec<f16>,
     layers: Vec<Layer>,
-    norm: Vec<f32>,
+    norm: Norm,
     lm_head: QMatrix,
 }
 
@@ -104,56 +125,23 @@ impl Runtime {
     /// # Errors
     /// When a tensor is missing, has the wrong shape, or cannot be read.
     pub fn load(config: &ModelConfig, weights: &Weights) -> Result<Self, RuntimeError> {
-        let (d, f, v) = (config.hidden_size, config.intermediate_size, config.vocab_size);
-        let (q, kv) = (config.query_size(), config.key_value_size());
-        let read = |name: &str, shape: &[usize]| read(weights, name, shape);
-        let stack = |parts: &[(String, usize)], width: usize| -> Result<QMatrix, RuntimeError> {
-            let mut stacked = Vec::new();
-            for (name, rows) in parts {
-                stacked.extend(read(name, &[*rows, width])?);
-            }
-            let rows = parts.iter().map(|(_, rows)| rows).sum();
-            Ok(QMatrix::new(&stacked, rows, width))
-        };
+        let (d, v) = (config.hidden_size, config.vocab_size);
+        let load = Loader { config, weights };
         let mut layers = Vec::with_capacity(config.num_hidden_layers);
         for index in 0..config.num_hidden_layers {
-            let p = format!("model.layers.{index}");
-            layers.push(Layer {
-                input_layernorm: read(&format!("{p}.input_layernorm.weight"), &[d])?,
-                qkv_proj: stack(
-                    &[
-                        (format!("{p}.self_attn.q_proj.weight"), q),
-                        (format!("{p}.self_attn.k_proj.weight"), kv),
-                        (format!("{p}.self_attn.v_proj.weight"), kv),
-                    ],
-                    d,
-                )?,
-                o_proj: stack(&[(format!("{p}.self_attn.o_proj.weight"), d)], q)?,
-                post_attention_layernorm: read(
-                    &format!("{p}.post_attention_layernorm.weight"),
-                    &[d],
-                )?,
-                gate_up_proj: stack(
-                    &[
-                        (format!("{p}.mlp.gate_proj.weight"), f),
-                        (format!("{p}.mlp.up_proj.weight"), f),
-                    ],
-                    d,
-                )?,
-                down_proj: stack(&[(format!("{p}.mlp.down_proj.weight"), d)], f)?,
-            });
+            layers.push(load.layer(index)?);
         }
-        let embed = read("model.embed_tokens.weight", &[v, d])?;
+        let embed = read(weights, "model.embed_tokens.weight", &[v, d])?;
         let lm_head = if config.tie_word_embeddings {
             QMatrix::new(&embed, v, d)
         } else {
-            QMatrix::new(&read("lm_head.weight", &[v, d])?, v, d)
+            QMatrix::new(&read(weights, "lm_head.weight", &[v, d])?, v, d)
         };
         Ok(Self {
             frequencies: rope::inverse_frequencies(config),
             embed_tokens: embed.into_iter().map(f16::from_f32).collect(),
             layers,
-            norm: read("model.norm.weight", &[d])?,
+            norm: load.norm("model.norm", d)?,
             lm_head,
             config: config.clone(),
         })
@@ -166,10 +154,10 @@ impl Runtime {
     /// Bytes that one decode step reads.
     pub fn bytes_per_step(&self) -> usize {
         let layers = self.layers.iter().map(|layer| {
-            layer.qkv_proj.bytes()
-                + layer.o_proj.bytes()
-                + layer.gate_up_proj.bytes()
-                + layer.down_proj.bytes()
+            [&layer.qkv_proj, &layer.o_proj, &layer.gate_up_proj, &layer.down_proj]
+                .iter()
+                .map(|linear| linear.weight.bytes())
+                .sum::<usize>()
         });
         layers.sum::<usize>() + self.lm_head.bytes()
     }
@@ -224,20 +212,50 @@ impl Runtime {
         rows
     }
 
-    /// Rows of the embedding table: `(rows, hidden)`.
+    /// Rows of the embedding table at the family's scale: `(rows, hidden)`.
     fn embed(&self, segments: &[Segment<'_>]) -> Vec<f32> {
         let d = self.config.hidden_size;
+        let scale = self.config.anatomy.embedding_scale as f32;
         let ids = segments.iter().flat_map(|segment| segment.tokens);
-        ids.flat_map(|id| &self.embed_tokens[*id as usize * d..][..d]).map(|x| x.to_f32()).collect()
+        ids.flat_map(|id| &self.embed_tokens[*id as usize * d..][..d])
+            .map(|x| x.to_f32() * scale)
+            .collect()
     }
 
-    fn norm_and_quantize(&self, gain: &[f32], hidden: &[f32], scratch: &mut Scratch) {
-        let d = self.config.hidden_size;
+    /// `out := norm(hidden)`, row by row.
+    fn normalise(&self, norm: &Norm, hidden: &[f32], out: &mut [f32]) {
+        let eps = self.config.norm_eps as f32;
+        let width = norm.gain.len();
+        let rows = hidden.par_chunks(width).zip(out.par_chunks_mut(width));
+        rows.with_min_len(ROWS_PER_TASK).for_each(|(x, out)| match &norm.bias {
+            Some(bias) => kernels::layer_norm(x, &norm.gain, bias, eps, out),
+            None => kernels::rms_norm(x, &norm.gain, eps, out),
+        });
+    }
+
+    /// `hidden += postnorm(linear(x))` for `x` as it is quantised in `scratch`.
+    fn add_projected(
+        &self,
+        linear: &Linear,
+        postnorm: Option<&Norm>,
+        hidden: &mut [f32],
+        scratch: &mut Scratch,
+    ) {
+        scratch.projected.resize(hidden.len(), 0.0);
+        linear.apply(&scratch.quantized, &mut scratch.projected, &mut scratch.transposed);
+        if let Some(norm) = postnorm {
+            scratch.normed.resize(hidden.len(), 0.0);
+            self.normalise(norm, &scratch.projected, &mut scratch.normed);
+            kernels::add_scaled(hidden, 1.0, &scratch.normed);
+        } else {
+            kernels::add_scaled(hidden, 1.0, &scratch.projected);
+        }
+    }
+
+    fn norm_and_quantize(&self, norm: &Norm, hidden: &[f32], scratch: &mut Scratch) {
         scratch.normed.resize(hidden.len(), 0.0);
-        let eps = self.config.rms_norm_eps as f32;
-        let rows = hidden.par_chunks(d).zip(scratch.normed.par_chunks_mut(d));
-        rows.with_min_len(ROWS_PER_TASK).for_each(|(x, out)| kernels::rms_norm(x, gain, eps, out));
-        scratch.quantized.quantize(&scratch.normed, d);
+        self.normalise(norm, hidden, &mut scratch.normed);
+        scratch.quantized.quantize(&scratch.normed, self.config.hidden_size);
     }
 
     fn attention(
@@ -254,11 +272,20 @@ impl Runtime {
         let width = q_size + 2 * kv_size;
         self.norm_and_quantize(&layer.input_layernorm, hidden, scratch);
         scratch.qkv.resize(rows.len() * width, 0.0);
-        layer.qkv_proj.matmul(&scratch.quantized, &mut scratch.qkv, &mut scratch.transposed);
+        layer.qkv_proj.apply(&scratch.quantized, &mut scratch.qkv, &mut scratch.transposed);
 
+        let eps = self.config.norm_eps as f32;
+        let rotated = self.config.anatomy.rotary_dim;
+        let mut head_normed = vec![0f32; head_dim];
         for (row, qkv) in rows.iter().zip(scratch.qkv.chunks_mut(width)) {
-            for head in qkv[..q_size + kv_size].chunks_mut(head_dim) {
-                rope::rotate(head, &row.cos, &row.sin);
+            for (index, head) in qkv[..q_size + kv_size].chunks_mut(head_dim).enumerate() {
+                if let Some((query_gain, key_gain)) = &layer.qk_norm {
+                    let is_query = index < self.config.num_attention_heads;
+                    let gain = if is_query { query_gain } else { key_gain };
+                    kernels::rms_norm(head, gain, eps, &mut head_normed);
+                    head.copy_from_slice(&head_normed);
+                }
+                rope::rotate(&mut head[..rotated], &row.cos, &row.sin);
             }
             let cache = &mut segments[row.segment].cache;
             let at = row.position * kv_size;
@@ -272,6 +299,11 @@ impl Runtime {
             .map(|s| (s.cache.keys[index].as_slice(), s.cache.values[index].as_slice()))
             .collect();
         let group = self.config.num_attention_heads / self.config.num_key_value_heads;
+        let scores = Scores {
+            scale: self.config.anatomy.attention_scale as f32,
+            softcap: self.config.anatomy.attention_softcap.map(|cap| cap as f32),
+        };
+        let window = layer.window;
         let one = |head_index: usize, out: &mut [f32]| {
             let (row_index, head) = (
                 head_index / self.config.num_attention_heads,
@@ -280,10 +312,13 @@ impl Runtime {
             let row = &rows[row_index];
             let query = &scratch.qkv[row_index * width + head * head_dim..][..head_dim];
             let (keys, values) = caches[row.segment];
-            let head_of =
-                |rows| HeadRows { rows, stride: kv_size, offset: head / group * head_dim };
-            let mut weights = vec![0f32; row.position + 1];
-            kernels::attend(query, head_of(keys), head_of(values), &mut weights, out);
+            let seen = row.position + 1;
+            let first = window.map_or(0, |window| seen.saturating_sub(window));
+            let offset = head / group * head_dim;
+            let keys = HeadRows { rows: &keys[first * kv_size..], stride: kv_size, offset };
+            let values = HeadRows { rows: &values[first * kv_size..], stride: kv_size, offset };
+            let mut weights = vec![0f32; seen - first];
+            kernels::attend(query, keys, values, scores, &mut weights, out);
         };
         let work: usize = rows.iter().map(|row| row.position + 1).sum::<usize>() * q_size;
         if work < 1 << 17 {
@@ -293,31 +328,27 @@ impl Runtime {
         }
 
         scratch.quantized.quantize(&scratch.attended, q_size);
-        scratch.projected.resize(hidden.len(), 0.0);
-        layer.o_proj.matmul(&scratch.quantized, &mut scratch.projected, &mut scratch.transposed);
-        kernels::add_scaled(hidden, 1.0, &scratch.projected);
+        self.add_projected(&layer.o_proj, layer.attention_postnorm.as_ref(), hidden, scratch);
     }
 
     fn mlp(&self, layer: &Layer, hidden: &mut [f32], scratch: &mut Scratch) {
         let (d, f) = (self.config.hidden_size, self.config.intermediate_size);
         let rows = hidden.len() / d;
-        self.norm_and_quantize(&layer.post_attention_layernorm, hidden, scratch);
+        self.norm_and_quantize(&layer.mlp_norm, hidden, scratch);
         scratch.gate_up.resize(rows * 2 * f, 0.0);
-        layer.gate_up_proj.matmul(
-            &scratch.quantized,
-            &mut scratch.gate_up,
-            &mut scratch.transposed,
-        );
+        layer.gate_up_proj.apply(&scratch.quantized, &mut scratch.gate_up, &mut scratch.transposed);
+        let activation = self.config.anatomy.activation;
         scratch.gated.resize(rows * f, 0.0);
         let rows = scratch.gate_up.par_chunks(2 * f).zip(scratch.gated.par_chunks_mut(f));
         rows.with_min_len(ROWS_PER_TASK).for_each(|(gate_up, out)| {
             out.copy_from_slice(&gate_up[..f]);
-            kernels::silu_mul(out, &gate_up[f..]);
+            match activation {
+                Activation::Silu => kernels::silu_mul(out, &gate_up[f..]),
+                Activation::GeluTanh => kernels::gelu_mul(out, &gate_up[f..]),
+            }
         });
         scratch.quantized.quantize(&scratch.gated, f);
-        scratch.projected.resize(hidden.len(), 0.0);
-        layer.down_proj.matmul(&scratch.quantized, &mut scratch.projected, &mut scratch.transposed);
-        kernels::add_scaled(hidden, 1.0, &scratch.projected);
+        self.add_projected(&layer.down_proj, layer.mlp_postnorm.as_ref(), hidden, scratch);
     }
 
     fn logits(&self, segments: &[Segment<'_>], hidden: &[f32], scratch: &mut Scratch) -> Vec<f32> {
@@ -341,25 +372,9 @@ impl Runtime {
         self.norm_and_quantize(&self.norm, &last, scratch);
         let mut logits = vec![0.0; wanted.len() * self.lm_head.out_features()];
         self.lm_head.matmul(&scratch.quantized, &mut logits, &mut scratch.transposed);
+        if let Some(cap) = self.config.anatomy.final_softcap {
+            logits.par_chunks_mut(1 << 14).for_each(|x| kernels::softcap(x, cap as f32));
+        }
         logits
     }
-}
-
-fn read(weights: &Weights, name: &str, shape: &[usize]) -> Result<Vec<f32>, RuntimeError> {
-    let tensor = weights.tensor(name, &Device::Cpu)?;
-    if tensor.dims() != shape {
-        return Err(RuntimeError::Shape {
-            name: name.into(),
-            expected: shape.to_vec(),
-            got: tensor.dims().to_vec(),
-        });
-    }
-    let values = tensor
-        .flatten_all()
-        .and_then(|flat| flat.to_vec1::<f32>())
-        .map_err(|source| RuntimeError::Tensor { name: name.into(), source })?;
-    if values.iter().any(|value| !value.is_finite()) {
-        return Err(RuntimeError::NotFinite { name: name.into() });
-    }
-    Ok(values)
 }

@@ -53,7 +53,7 @@ impl Fitting {
 
     fn check(&self, draft: &Target) -> Result<(), DraftError> {
         let (want, got) = (&self.config, &draft.config);
-        expect_equal("architecture", &want.architecture, &got.architecture)?;
+        expect_equal("architecture", want.family.architecture(), got.family.architecture())?;
         let sizes = |c: &ModelConfig| {
             [
                 ("vocab_size", c.vocab_size),

@@ -22,8 +22,9 @@ pub(super) struct BodyGradients {
 }
 
 impl BodyGradients {
-    /// Adds up the gradients `(B, T, D)` of the positions `(B, T)` that show the same token.
-    pub fn add_embedding(&mut self, ids: &Tensor, gradient: &Tensor) -> Result<()> {
+    /// Adds up the gradients `(B, T, D)` of the positions `(B, T)` that show the same token, for
+    /// a table whose rows are multiplied by `scale`.
+    pub fn add_embedding(&mut self, ids: &Tensor, gradient: &Tensor, scale: f64) -> Result<()> {
         let ids: Vec<u32> = ids.flatten_all()?.to_vec1()?;
         let gradient = gradient.contiguous()?;
         let gradient = Values::of(&gradient)?;
@@ -33,7 +34,7 @@ impl BodyGradients {
         self.rows = vec![0f32; self.ids.len() * width];
         for (id, row) in ids.iter().zip(gradient.chunks_exact(width)) {
             if let Ok(at) = self.ids.binary_search(id) {
-                kernels::add_scaled(&mut self.rows[at * width..][..width], 1.0, row);
+                kernels::add_scaled(&mut self.rows[at * width..][..width], scale as f32, row);
             }
         }
         Ok(())

@@ -3,25 +3,31 @@
 /// Divisors of the rotary frequencies; configuration rather than weights.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// The Hugging Face name of a tensor of a Llama model; names that are not known stay as they are,
-/// so that a message about them can quote the file.
-pub(super) fn hugging_face_name(name: &str) -> String {
+/// The Hugging Face name of a tensor; names that are not known stay as they are, so that a message
+/// about them can quote the file. `post_norms`: the family norms what attention and MLP give.
+pub(super) fn hugging_face_name(name: &str, post_norms: bool) -> String {
     match name {
         "token_embd.weight" => return "model.embed_tokens.weight".to_string(),
         "output_norm.weight" => return "model.norm.weight".to_string(),
+        "output_norm.bias" => return "model.norm.bias".to_string(),
         "output.weight" => return "lm_head.weight".to_string(),
         _ => {}
     }
-    layer_name(name).unwrap_or_else(|| name.to_string())
+    layer_name(name, post_norms).unwrap_or_else(|| name.to_string())
 }
 
-fn layer_name(name: &str) -> Option<String> {
+fn layer_name(name: &str, post_norms: bool) -> Option<String> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     let layer: usize = layer.parse().ok()?;
     let (part, kind) = rest.split_once('.')?;
     let part = match part {
         "attn_norm" => "input_layernorm",
+        "ffn_norm" if post_norms => "pre_feedforward_layernorm",
         "ffn_norm" => "post_attention_layernorm",
+        "post_attention_norm" if post_norms => "post_attention_layernorm",
+        "post_ffw_norm" if post_norms => "post_feedforward_layernorm",
+        "attn_q_norm" => "self_attn.q_norm",
+        "attn_k_norm" => "self_attn.k_norm",
         "attn_q" => "self_attn.q_proj",
         "attn_k" => "self_attn.k_proj",
         "attn_v" => "self_attn.v_proj",
@@ -50,9 +56,20 @@ mod tests {
             ("blk.3.ffn_norm.weight", "model.layers.3.post_attention_layernorm.weight"),
             ("blk.x.ffn_norm.weight", "blk.x.ffn_norm.weight"),
             ("blk.3.ffn_gate_exps.weight", "blk.3.ffn_gate_exps.weight"),
+            ("blk.3.attn_q.bias", "model.layers.3.self_attn.q_proj.bias"),
+            ("blk.3.attn_k_norm.weight", "model.layers.3.self_attn.k_norm.weight"),
+            ("output_norm.bias", "model.norm.bias"),
+            ("blk.3.post_ffw_norm.weight", "blk.3.post_ffw_norm.weight"),
         ];
         for (ggml, expected) in cases {
-            assert_eq!(hugging_face_name(ggml), expected);
+            assert_eq!(hugging_face_name(ggml, false), expected);
+        }
+        for (ggml, expected) in [
+            ("blk.3.ffn_norm.weight", "model.layers.3.pre_feedforward_layernorm.weight"),
+            ("blk.3.post_attention_norm.weight", "model.layers.3.post_attention_layernorm.weight"),
+            ("blk.3.post_ffw_norm.weight", "model.layers.3.post_feedforward_layernorm.weight"),
+        ] {
+            assert_eq!(hugging_face_name(ggml, true), expected);
         }
     }
 }

@@ -139,7 +139,7 @@ fn optional_keys_have_llamas_defaults() {
     let config = Builder::llama().config(None).unwrap();
     assert_eq!((config.num_key_value_heads, config.head_dim), (4, 8));
     assert_eq!((config.vocab_size, config.tie_word_embeddings), (260, true));
-    assert_eq!((config.rms_norm_eps, config.rope_theta), (1e-5, 5e5));
+    assert_eq!((config.norm_eps, config.rope_theta), (1e-5, 5e5));
     assert_eq!((config.bos_token_id, config.eos_token_ids.as_slice()), (None, [].as_slice()));
     let wide = Builder::llama().integer("llama.attention.key_length", 16);
     let wide = wide.integer("llama.attention.value_length", 16).config(None).unwrap();

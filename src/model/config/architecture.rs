@@ -2,11 +2,8 @@
 
 use super::ConfigError;
 
-/// The one architecture that this version runs.
-pub(crate) const LLAMA: &str = "LlamaForCausalLM";
-
-const THIS_VERSION: &str = "this version reads dense decoders of the Llama architecture \
-                            (LlamaForCausalLM; GGUF architecture llama)";
+const THIS_VERSION: &str = "this version reads dense decoders of the families Llama, Mistral, \
+                            Qwen2, Qwen3, Gemma 2 and StableLM";
 
 /// What a family is when it is not a dense decoder. The first pattern that the name contains,
 /// compared without case and punctuation, decides.

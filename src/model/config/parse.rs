@@ -2,12 +2,13 @@
 
 use serde_json::{Map, Value};
 
-use super::{ConfigError, ModelConfig, RopeScaling, architecture};
+use super::family::{Anatomy, Sizes};
+use super::{ConfigError, Family, ModelConfig, RopeScaling, architecture};
 
 /// Bounds that no model reaches; they keep products of dimensions far from overflow.
 const MAX_WIDTH: u64 = 1 << 24;
 const MAX_LAYERS: u64 = 1 << 12;
-const MAX_CONTEXT: u64 = 1 << 32;
+pub(super) const MAX_CONTEXT: u64 = 1 << 32;
 
 /// `LlamaConfig`'s documented value for files that were written before the key existed.
 const OLD_LLAMA_THETA: f64 = 10_000.0;
@@ -31,8 +32,8 @@ impl ModelConfig {
     /// As [`ModelConfig::from_json`].
     pub fn from_map(document: Map<String, Value>) -> Result<Self, ConfigError> {
         let keys = Keys(&document);
-        let (architecture, model_type) = supported_architecture(&keys)?;
-        refuse_unsupported(&keys)?;
+        let family = family(&keys)?;
+        refuse_quantised(&keys)?;
         let hidden_size = keys.dimension("hidden_size", MAX_WIDTH)?;
         let num_attention_heads = keys.dimension("num_attention_heads", MAX_WIDTH)?;
         let num_key_value_heads = match keys.value("num_key_value_heads") {
@@ -41,23 +42,30 @@ impl ModelConfig {
         };
         let head_dim = match keys.value("head_dim") {
             Some(_) => keys.dimension("head_dim", MAX_WIDTH)?,
-            None => derived_head_dim(hidden_size, num_attention_heads)?,
+            None => default_head_dim(family, hidden_size, num_attention_heads)?,
         };
+        let num_hidden_layers = keys.dimension("num_hidden_layers", MAX_LAYERS)?;
+        let sizes = Sizes { hidden_size, head_dim, layers: num_hidden_layers };
+        let anatomy = Anatomy::read(family, &keys, &sizes)?;
+        let eps = family.norm_eps_key();
         let config = Self {
-            architecture,
-            model_type,
+            family,
+            anatomy,
             vocab_size: keys.dimension("vocab_size", MAX_WIDTH)?,
             hidden_size,
             intermediate_size: keys.dimension("intermediate_size", MAX_WIDTH)?,
-            num_hidden_layers: keys.dimension("num_hidden_layers", MAX_LAYERS)?,
+            num_hidden_layers,
             num_attention_heads,
             num_key_value_heads,
             head_dim,
             max_position_embeddings: keys.dimension("max_position_embeddings", MAX_CONTEXT)?,
             rope_theta: rope_theta(&keys)?,
             rope_scaling: rope_scaling(&keys)?,
-            rms_norm_eps: keys.positive("rms_norm_eps")?.ok_or_else(|| missing("rms_norm_eps"))?,
-            tie_word_embeddings: keys.flag("tie_word_embeddings")?.unwrap_or(false),
+            norm_eps: keys.positive(eps)?.ok_or_else(|| missing(eps))?,
+            // Gemma is tied unless its configuration says otherwise, and says nothing of it.
+            tie_word_embeddings: keys
+                .flag("tie_word_embeddings")?
+                .unwrap_or(family == Family::Gemma2),
             bos_token_id: keys.ids("bos_token_id")?.first().copied(),
             eos_token_ids: keys.ids("eos_token_id")?,
             raw: document,
@@ -94,8 +102,8 @@ impl ModelConfig {
     }
 }
 
-/// Architecture and model type, when this version runs them.
-fn supported_architecture(keys: &Keys<'_>) -> Result<(String, String), ConfigError> {
+/// The family, when this version runs it.
+fn family(keys: &Keys<'_>) -> Result<Family, ConfigError> {
     let model_type = keys.text("model_type")?;
     let listed = match keys.value("architectures") {
         None => None,
@@ -106,67 +114,55 @@ fn supported_architecture(keys: &Keys<'_>) -> Result<(String, String), ConfigErr
         },
         Some(other) => return Err(wrong_type("architectures", "a list of names", other)),
     };
-    let name = match (listed, model_type) {
-        (Some(name), _) => name,
-        (None, Some("llama")) => architecture::LLAMA,
-        (None, Some(model_type)) => return Err(architecture::refuse(model_type)),
+    let (name, family) = match (listed, model_type) {
+        (Some(name), _) => (name, Family::of_architecture(name)),
+        (None, Some(model_type)) => (model_type, Family::of_model_type(model_type)),
         (None, None) => return Err(missing("architectures")),
     };
     if ["text_config", "vision_config", "audio_config"].iter().any(|key| keys.value(key).is_some())
     {
         return Err(architecture::refuse_wrapper(name));
     }
-    if name != architecture::LLAMA {
-        return Err(architecture::refuse(name));
-    }
+    let family = family.ok_or_else(|| architecture::refuse(name))?;
     for key in ["num_local_experts", "num_experts", "n_routed_experts"] {
         if let Some(experts) = keys.value(key).and_then(Value::as_u64).filter(|count| *count > 0) {
             return Err(architecture::refuse_experts(name, experts));
         }
     }
-    Ok((name.to_string(), model_type.unwrap_or("llama").to_string()))
+    Ok(family)
 }
 
-/// Settings that change the computation in ways this version does not know.
-fn refuse_unsupported(keys: &Keys<'_>) -> Result<(), ConfigError> {
-    if let Some(settings) = keys.value("quantization_config") {
-        let method = settings.get("quant_method").and_then(Value::as_str).unwrap_or("unknown");
-        return Err(ConfigError::Unsupported {
-            what: format!("a checkpoint quantised with {method} (quantization_config)"),
-            hint: "use the unquantised repository of this model as the target; the draft still \
-                   serves the quantised server"
-                .to_string(),
-        });
+fn refuse_quantised(keys: &Keys<'_>) -> Result<(), ConfigError> {
+    let Some(settings) = keys.value("quantization_config") else { return Ok(()) };
+    let method = settings.get("quant_method").and_then(Value::as_str).unwrap_or("unknown");
+    Err(ConfigError::Unsupported {
+        what: format!("a checkpoint quantised with {method} (quantization_config)"),
+        hint: "use the unquantised repository of this model as the target; the draft still \
+               serves the quantised server"
+            .to_string(),
+    })
+}
+
+/// The share of each head that is rotated, in its old place or its new one.
+pub(super) fn rotated_share(keys: &Keys<'_>) -> Result<f64, ConfigError> {
+    let nested = match keys.object("rope_parameters")? {
+        Some(parameters) => Keys(parameters).positive("partial_rotary_factor")?,
+        None => None,
+    };
+    Ok(nested.or(keys.positive("partial_rotary_factor")?).unwrap_or(1.0))
+}
+
+/// A head's width where the configuration does not give it.
+fn default_head_dim(
+    family: Family,
+    hidden_size: usize,
+    heads: usize,
+) -> Result<usize, ConfigError> {
+    match family {
+        Family::Gemma2 => Ok(256),
+        Family::Qwen3 => Ok(128),
+        _ => derived_head_dim(hidden_size, heads),
     }
-    for key in ["attention_bias", "mlp_bias"] {
-        if keys.flag(key)? == Some(true) {
-            return Err(ConfigError::Unsupported {
-                what: format!("{key} true"),
-                hint: "this version runs projections without bias".to_string(),
-            });
-        }
-    }
-    let activation = keys.text("hidden_act")?.unwrap_or("silu");
-    if activation != "silu" {
-        return Err(ConfigError::Unsupported {
-            what: format!("hidden_act {activation:?}"),
-            hint: "this version computes silu".to_string(),
-        });
-    }
-    let rotated = keys.positive("partial_rotary_factor")?.unwrap_or(1.0);
-    if rotated != 1.0 {
-        return Err(ConfigError::Unsupported {
-            what: format!("partial_rotary_factor {rotated}"),
-            hint: "this version rotates whole heads".to_string(),
-        });
-    }
-    if keys.value("sliding_window").is_some() && keys.flag("use_sliding_window")? != Some(false) {
-        return Err(ConfigError::Unsupported {
-            what: "sliding_window attention".to_string(),
-            hint: "this version attends to the whole context".to_string(),
-        });
-    }
-    Ok(())
 }
 
 fn derived_head_dim(hidden_size: usize, heads: usize) -> Result<usize, ConfigError> {
@@ -255,32 +251,37 @@ fn one_rope_scaling(
 }
 
 /// Typed look-up in an object; a key whose value is null counts as absent.
-struct Keys<'a>(&'a Map<String, Value>);
+pub(super) struct Keys<'a>(&'a Map<String, Value>);
 
 impl<'a> Keys<'a> {
-    fn value(&self, key: &str) -> Option<&'a Value> {
+    pub(super) fn value(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
-    fn text(&self, key: &str) -> Result<Option<&'a str>, ConfigError> {
+    /// Whether the key is there and null.
+    pub(super) fn is_null(&self, key: &str) -> bool {
+        self.0.get(key).is_some_and(Value::is_null)
+    }
+
+    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>, ConfigError> {
         self.value(key)
             .map(|value| value.as_str().ok_or_else(|| wrong_type(key, "a text", value)))
             .transpose()
     }
 
-    fn flag(&self, key: &str) -> Result<Option<bool>, ConfigError> {
+    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>, ConfigError> {
         self.value(key)
             .map(|value| value.as_bool().ok_or_else(|| wrong_type(key, "true or false", value)))
             .transpose()
     }
 
-    fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>, ConfigError> {
+    pub(super) fn object(&self, key: &str) -> Result<Option<&'a Map<String, Value>>, ConfigError> {
         self.value(key)
             .map(|value| value.as_object().ok_or_else(|| wrong_type(key, "an object", value)))
             .transpose()
     }
 
-    fn positive(&self, key: &str) -> Result<Option<f64>, ConfigError> {
+    pub(super) fn positive(&self, key: &str) -> Result<Option<f64>, ConfigError> {
         let Some(value) = self.value(key) else { return Ok(None) };
         let number = value.as_f64().ok_or_else(|| wrong_type(key, "a number", value))?;
         if number > 0.0 && number.is_finite() {
@@ -289,7 +290,7 @@ impl<'a> Keys<'a> {
         Err(out_of_range(key, "a positive number", value))
     }
 
-    fn dimension(&self, key: &str, limit: u64) -> Result<usize, ConfigError> {
+    pub(super) fn dimension(&self, key: &str, limit: u64) -> Result<usize, ConfigError> {
         let value = self.value(key).ok_or_else(|| missing(key))?;
         let number = value.as_u64().ok_or_else(|| wrong_type(key, "a whole number", value))?;
         let number = usize::try_from(number).ok().filter(|_| (1..=limit).contains(&number));
@@ -310,11 +311,11 @@ impl<'a> Keys<'a> {
     }
 }
 
-fn missing(key: &str) -> ConfigError {
+pub(super) fn missing(key: &str) -> ConfigError {
     ConfigError::Missing { key: key.to_string() }
 }
 
-fn wrong_type(key: &str, expected: &str, got: &Value) -> ConfigError {
+pub(super) fn wrong_type(key: &str, expected: &str, got: &Value) -> ConfigError {
     ConfigError::WrongType {
         key: key.to_string(),
         expected: expected.to_string(),

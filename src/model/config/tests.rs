@@ -131,17 +131,68 @@ fn llama3_frequencies_are_those_of_transformers() {
 #[test]
 fn unsupported_settings_are_refused_by_name() {
     let cases = [
-        (json!({"attention_bias": true}), "attention_bias"),
-        (json!({"mlp_bias": true}), "mlp_bias"),
         (json!({"hidden_act": "gelu"}), "gelu"),
         (json!({"quantization_config": {"quant_method": "fp8"}}), "fp8"),
         (json!({"partial_rotary_factor": 0.25}), "partial_rotary_factor"),
-        (json!({"sliding_window": 4096}), "sliding_window"),
+        (json!({"use_parallel_residual": true}), "use_parallel_residual"),
+        (json!({"qk_layernorm": true}), "qk_layernorm"),
     ];
     for (change, name) in cases {
         let message = refusal(change);
         assert!(message.contains(name) && message.contains("hint: "), "{message}");
     }
+}
+
+/// Old and sparse spellings, as early files of each family have them.
+#[test]
+fn families_fill_in_what_their_files_leave_out() {
+    let family = |name: &str, changes: Value| {
+        let mut all = json!({"architectures": [name], "model_type": "(remove)"});
+        let object = all.as_object_mut().unwrap();
+        object.extend(changes.as_object().unwrap().clone());
+        parse(all).unwrap()
+    };
+    let llama = family("LlamaForCausalLM", json!({"attention_bias": true, "sliding_window": 9}));
+    assert!(llama.anatomy.qkv_bias && llama.anatomy.o_bias && !llama.anatomy.mlp_bias);
+    assert_eq!(llama.anatomy.windows, [None, None], "Llama knows no window");
+
+    let mistral = family("MistralForCausalLM", json!({"sliding_window": 4096}));
+    assert_eq!(mistral.anatomy.windows, [Some(4096), Some(4096)]);
+    let mistral = family("MistralForCausalLM", json!({"sliding_window": null, "qkv_bias": true}));
+    assert_eq!(mistral.anatomy.windows, [None, None]);
+    assert!(mistral.anatomy.qkv_bias && !mistral.anatomy.o_bias);
+
+    let window = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 1});
+    assert_eq!(family("Qwen2ForCausalLM", window).anatomy.windows, [None, Some(8)]);
+    let window = json!({"use_sliding_window": false, "sliding_window": 8, "max_window_layers": 1});
+    let qwen = family("Qwen2ForCausalLM", window);
+    assert_eq!(qwen.anatomy.windows, [None, None]);
+    assert!(qwen.anatomy.qkv_bias && !qwen.anatomy.o_bias);
+    let qwen = family("Qwen3ForCausalLM", json!({}));
+    assert!(qwen.anatomy.qk_norm && !qwen.anatomy.qkv_bias);
+    assert_eq!(qwen.head_dim, 128);
+
+    let gemma = family("Gemma2ForCausalLM", json!({"hidden_act": "gelu_pytorch_tanh"}));
+    assert!(gemma.tie_word_embeddings && gemma.anatomy.post_norms);
+    assert_eq!((gemma.head_dim, gemma.anatomy.windows.as_slice()), (256, &[Some(4096), None][..]));
+    assert_eq!(gemma.anatomy.attention_softcap, Some(50.0));
+    assert_eq!(gemma.anatomy.final_softcap, Some(30.0));
+    assert_eq!((gemma.anatomy.embedding_scale, gemma.anatomy.attention_scale), (8.0, 0.0625));
+    let uncapped = json!({"final_logit_softcapping": null, "attn_logit_softcapping": null});
+    let gemma = family("Gemma2ForCausalLM", uncapped);
+    assert_eq!((gemma.anatomy.attention_softcap, gemma.anatomy.final_softcap), (None, None));
+
+    let stable = json!({"layer_norm_eps": 1e-6, "rms_norm_eps": "(remove)"});
+    let stable = family("StableLmForCausalLM", stable);
+    assert_eq!((stable.anatomy.rotary_dim, stable.norm_eps), (4, 1e-6));
+    assert!(!stable.anatomy.qkv_bias);
+}
+
+#[test]
+fn layer_types_that_do_not_fit_are_refused() {
+    let change = |types: Value| json!({"architectures": ["Gemma2ForCausalLM"], "layer_types": types, "hidden_act": "gelu"});
+    assert!(refusal(change(json!(["full_attention"]))).contains("layer_types has 1 entries"));
+    assert!(refusal(change(json!(["full_attention", "chunked"]))).contains("chunked"));
 }
 
 #[test]
@@ -157,7 +208,7 @@ fn other_architectures_are_refused_by_name_and_kind() {
         ("T5ForConditionalGeneration", "encoder"),
         ("LlavaForConditionalGeneration", "multimodal"),
         ("Qwen2VLForConditionalGeneration", "multimodal"),
-        ("MistralForCausalLM", "not yet supported"),
+        ("Phi3ForCausalLM", "not yet supported"),
         ("Gemma3ForCausalLM", "not yet supported"),
         ("LlamaForSequenceClassification", "without a language-model head"),
         ("LlamaModel", "without a language-model head"),

@@ -48,20 +48,78 @@ pub struct HeadRows<'a> {
     pub offset: usize,
 }
 
+/// What becomes of attention scores before the softmax.
+#[derive(Debug, Clone, Copy)]
+pub struct Scores {
+    pub scale: f32,
+    /// Scores `s` then become `c·tanh(s / c)`.
+    pub softcap: Option<f32>,
+}
+
 multiversion! {
-    /// `out := softmax(query · keysᵀ / √E) · values` over the first `weights.len()` rows, for a
+    /// `x := c·tanh(x / c)`.
+    pub fn softcap(x: &mut [f32], cap: f32) {
+        for x in x.iter_mut() {
+            *x = cap * tanh(*x / cap);
+        }
+    }
+}
+
+/// `tanh` by way of `exp`; exact to a few ulp of 1.
+#[inline(always)]
+fn tanh(x: f32) -> f32 {
+    1.0 - 2.0 / (1.0 + exp(2.0 * x))
+}
+
+multiversion! {
+    /// `gate := gelu(gate) * up`, in the tanh approximation (Hendrycks and Gimpel 2016).
+    pub fn gelu_mul(gate: &mut [f32], up: &[f32]) {
+        for (g, u) in gate.iter_mut().zip(up) {
+            let inner = 0.797_884_6 * (*g + 0.044_715 * *g * *g * *g);
+            *g = 0.5 * *g * (1.0 + tanh(inner)) * u;
+        }
+    }
+}
+
+multiversion! {
+    /// `out := (x - mean(x)) / sqrt(var(x) + eps) * gain + bias`.
+    pub fn layer_norm(x: &[f32], gain: &[f32], bias: &[f32], eps: f32, out: &mut [f32]) {
+        let count = x.len() as f32;
+        let mut mean = 0f32;
+        for value in x {
+            mean += value;
+        }
+        mean /= count;
+        let mut square = 0f32;
+        for value in x {
+            square += (value - mean) * (value - mean);
+        }
+        let inverse = 1.0 / (square / count + eps).sqrt();
+        for (((o, x), g), b) in out.iter_mut().zip(x).zip(gain).zip(bias) {
+            *o = (x - mean) * inverse * g + b;
+        }
+    }
+}
+
+multiversion! {
+    /// `out := softmax(cap(scale·query · keysᵀ)) · values` over the first `weights.len()` rows, for a
     /// query and an output of E values. `weights` is left holding the softmax.
     pub fn attend(
         query: &[f32],
         keys: HeadRows<'_>,
         values: HeadRows<'_>,
+        scores: Scores,
         weights: &mut [f32],
         out: &mut [f32],
     ) {
         let width = query.len();
-        let scale = 1.0 / (width as f32).sqrt();
         for (weight, key) in weights.iter_mut().zip(keys.rows.chunks(keys.stride)) {
-            *weight = dot_body(query, &key[keys.offset..keys.offset + width]) * scale;
+            *weight = dot_body(query, &key[keys.offset..keys.offset + width]) * scores.scale;
+        }
+        if let Some(cap) = scores.softcap {
+            for weight in weights.iter_mut() {
+                *weight = cap * tanh(*weight / cap);
+            }
         }
         softmax_body(weights);
         out.fill(0.0);

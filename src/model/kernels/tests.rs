@@ -171,3 +171,35 @@ fn matrix_products_match_plain_sums_for_every_layout() {
         }
     }
 }
+
+#[test]
+fn other_activations_and_norms_agree_with_plain_loops() {
+    let mut rng = ChaCha8Rng::seed_from_u64(5);
+    for len in [1, 7, 64, 101] {
+        let (a, b, c) = (values(&mut rng, len), values(&mut rng, len), values(&mut rng, len));
+        let mut gate = a.clone();
+        gelu_mul(&mut gate, &b);
+        for ((got, g), u) in gate.iter().zip(&a).zip(&b) {
+            let g = f64::from(*g);
+            let inner = (2.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3));
+            let want = 0.5 * g * (1.0 + inner.tanh()) * f64::from(*u);
+            assert!((f64::from(*got) - want).abs() < 1e-5, "{got} and {want}");
+        }
+
+        let mut capped = a.clone();
+        softcap(&mut capped, 1.5);
+        for (got, x) in capped.iter().zip(&a) {
+            assert!((f64::from(*got) - 1.5 * (f64::from(*x) / 1.5).tanh()).abs() < 1e-6);
+        }
+
+        let mut normed = vec![0.0; len];
+        layer_norm(&a, &b, &c, 1e-5, &mut normed);
+        let mean = a.iter().map(|x| f64::from(*x)).sum::<f64>() / len as f64;
+        let variance = a.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / len as f64;
+        for (((got, x), g), bias) in normed.iter().zip(&a).zip(&b).zip(&c) {
+            let scaled = (f64::from(*x) - mean) / (variance + 1e-5).sqrt();
+            let want = scaled * f64::from(*g) + f64::from(*bias);
+            assert!((f64::from(*got) - want).abs() < 1e-4, "{got} and {want}");
+        }
+    }
+}

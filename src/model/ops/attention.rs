@@ -6,17 +6,24 @@ use rayon::prelude::*;
 use super::{Values, slice};
 use crate::model::kernels::{self, Matrix, MatrixMut, Write, matmul_serial};
 
-/// Numbers of heads, and their width.
+/// Numbers of heads, their width, and what becomes of scores.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttentionShape {
     pub heads: usize,
     pub key_value_heads: usize,
     pub head_dim: usize,
+    /// What scores are multiplied by.
+    pub scale: f32,
+    /// Scores `s` then become `c·tanh(s / c)`.
+    pub softcap: Option<f32>,
+    /// How many of the latest positions a position sees, itself included; none: all.
+    pub window: Option<usize>,
 }
 
 impl AttentionShape {
-    fn scale(self) -> f32 {
-        1.0 / (self.head_dim as f32).sqrt()
+    /// The first position that position `t` sees.
+    fn first(self, t: usize) -> usize {
+        self.window.map_or(0, |window| (t + 1).saturating_sub(window))
     }
 
     /// Query heads that share a key-value head.
@@ -25,7 +32,7 @@ impl AttentionShape {
     }
 }
 
-/// `softmax(Q·Kᵀ / √E + causal mask)·V` for each head: queries `(B, T, H*E)`, keys and values
+/// `softmax(cap(scale·Q·Kᵀ) + causal mask)·V` for each head: queries `(B, T, H*E)`, keys and values
 /// `(B, T, K*E)`, to `(B, T, H*E)`. Weights are computed again in the backward, so memory does
 /// not grow with T² for every layer.
 ///
@@ -60,7 +67,7 @@ pub(super) fn composed(
     value: &Tensor,
     shape: AttentionShape,
 ) -> Result<Tensor> {
-    let AttentionShape { heads: h, key_value_heads: k, head_dim: e } = shape;
+    let AttentionShape { heads: h, key_value_heads: k, head_dim: e, .. } = shape;
     let (b, t, _) = query.dims3()?;
     let g = shape.group();
     // (B, T, heads * E) -> (B, heads, T, E)
@@ -69,10 +76,15 @@ pub(super) fn composed(
     let query = split(query, h)?.reshape((b, k, g * t, e))?;
     let (key, value) = (split(key, k)?, split(value, k)?);
     // Finite, so that no row can turn into NaN.
+    let visible = |row: usize, column: usize| (shape.first(row)..=row).contains(&column);
     let mask: Vec<f32> =
-        (0..t).flat_map(|t_| (0..t).map(move |s| if s <= t_ { 0.0 } else { -1e9 })).collect();
+        (0..t * t).map(|index| if visible(index / t, index % t) { 0.0 } else { -1e9 }).collect();
     let mask = Tensor::from_vec(mask, (t, t), query.device())?;
-    let scores = (query.matmul(&key.transpose(2, 3)?.contiguous()?)? * f64::from(shape.scale()))?;
+    let scores = (query.matmul(&key.transpose(2, 3)?.contiguous()?)? * f64::from(shape.scale))?;
+    let scores = match shape.softcap {
+        Some(cap) => ((scores / f64::from(cap))?.tanh()? * f64::from(cap))?,
+        None => scores,
+    };
     let scores = scores.reshape((b, k, g, t, t))?.broadcast_add(&mask)?;
     let weights = candle_nn::ops::softmax(&scores, D::Minus1)?.reshape((b, k, g * t, t))?;
     // (B, K, G*T, E) -> (B, H, T, E) -> (B, T, H*E)
@@ -105,17 +117,35 @@ impl Attention {
         Matrix::new(&rows[head * e..], time, e, heads * e)
     }
 
-    /// Attention weights `(T, T)` of one query head, zero above the diagonal.
-    fn weights(&self, window: Window<'_>, head: usize, weights: &mut [f32]) {
+    /// Attention weights `(T, T)` of one query head, zero where a position may not look. Where
+    /// scores are capped, `slopes` is left holding the cap's derivative.
+    fn weights(
+        &self,
+        window: Window<'_>,
+        head: usize,
+        weights: &mut [f32],
+        slopes: Option<&mut [f32]>,
+    ) {
         let (shape, time) = (self.shape, window.time);
         let query = self.head(window.query, head, shape.heads, time);
         let key = self.head(window.key, head / shape.group(), shape.key_value_heads, time);
         let mut scores = MatrixMut::new(weights, time, time, time);
         matmul_serial(&mut scores, query, key.t(), Write::Replace);
+        if let Some(cap) = shape.softcap {
+            weights.iter_mut().for_each(|score| *score = (*score * shape.scale / cap).tanh());
+            if let Some(slopes) = slopes {
+                let capped = slopes.iter_mut().zip(weights.iter());
+                capped.for_each(|(slope, tanh)| *slope = 1.0 - tanh * tanh);
+            }
+            weights.iter_mut().for_each(|tanh| *tanh *= cap);
+        } else {
+            weights.iter_mut().for_each(|score| *score *= shape.scale);
+        }
         for (t, row) in weights.chunks_exact_mut(time).enumerate() {
             let (past, future) = row.split_at_mut(t + 1);
-            past.iter_mut().for_each(|score| *score *= shape.scale());
-            kernels::softmax(past);
+            let (unseen, seen) = past.split_at_mut(shape.first(t));
+            kernels::softmax(seen);
+            unseen.fill(0.0);
             future.fill(0.0);
         }
     }
@@ -124,7 +154,7 @@ impl Attention {
     fn forward(&self, window: Window<'_>, head: usize) -> Vec<f32> {
         let (shape, time) = (self.shape, window.time);
         let mut weights = vec![0f32; time * time];
-        self.weights(window, head, &mut weights);
+        self.weights(window, head, &mut weights, None);
         let value = self.head(window.value, head / shape.group(), shape.key_value_heads, time);
         let mut out = vec![0f32; time * shape.head_dim];
         let mut matrix = MatrixMut::new(&mut out, time, shape.head_dim, shape.head_dim);
@@ -133,8 +163,8 @@ impl Attention {
         out
     }
 
-    /// With P the weights and G the output's gradient: dV = Pᵀ·G, dP = G·Vᵀ,
-    /// dS = P∘(dP − rowsum(dP∘P))/√E, dQ = dS·K, dK = dSᵀ·Q.
+    /// With P the weights, G the output's gradient and C the cap's derivative: dV = Pᵀ·G,
+    /// dP = G·Vᵀ, dS = scale·C∘P∘(dP − rowsum(dP∘P)), dQ = dS·K, dK = dSᵀ·Q.
     fn backward(&self, window: Window<'_>, gradient: &[f32], kv_head: usize) -> HeadGradients {
         let (shape, time) = (self.shape, window.time);
         let (e, kv_heads) = (shape.head_dim, shape.key_value_heads);
@@ -146,8 +176,9 @@ impl Attention {
             value: vec![0f32; time * e],
         };
         let (mut weights, mut scores) = (vec![0f32; time * time], vec![0f32; time * time]);
+        let mut slopes = shape.softcap.map(|_| vec![0f32; time * time]);
         for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
-            self.weights(window, head, &mut weights);
+            self.weights(window, head, &mut weights, slopes.as_deref_mut());
             let g = self.head(gradient, head, shape.heads, time);
             let p = Matrix::new(&weights, time, time, time);
             let mut d_value = MatrixMut::new(&mut result.value, time, e, e);
@@ -157,8 +188,11 @@ impl Attention {
             for (d, p) in scores.chunks_exact_mut(time).zip(weights.chunks_exact(time)) {
                 let along = kernels::dot(d, p);
                 for (d, p) in d.iter_mut().zip(p) {
-                    *d = p * (*d - along) * shape.scale();
+                    *d = p * (*d - along) * shape.scale;
                 }
+            }
+            if let Some(slopes) = &slopes {
+                scores.iter_mut().zip(slopes).for_each(|(d, slope)| *d *= slope);
             }
             let d_scores = Matrix::new(&scores, time, time, time);
             let mut d_query = vec![0f32; time * e];

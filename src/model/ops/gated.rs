@@ -4,10 +4,22 @@ use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
 use super::{Values, slice};
+use crate::model::Activation;
 use crate::model::kernels;
 
 /// Elements that one task works on.
 const TASK: usize = 1 << 14;
+
+/// `activation(gate) * up`.
+///
+/// # Errors
+/// When the shapes differ.
+pub fn gated(gate: &Tensor, up: &Tensor, activation: Activation) -> Result<Tensor> {
+    match activation {
+        Activation::Silu => silu_mul(gate, up),
+        Activation::GeluTanh => gate.gelu()? * up,
+    }
+}
 
 /// `silu(gate) * up`, element by element (Shazeer 2020, SwiGLU).
 ///

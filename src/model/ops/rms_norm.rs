@@ -1,4 +1,4 @@
-//! Root mean square normalisation.
+//! Normalisation by the root mean square, and by mean and variance.
 
 use candle_core::{CpuStorage, CustomOp2, D, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
@@ -23,6 +23,20 @@ pub fn rms_norm(x: &Tensor, gain: &Tensor, eps: f64) -> Result<Tensor> {
 pub(super) fn composed(x: &Tensor, gain: &Tensor, eps: f64) -> Result<Tensor> {
     let mean = x.sqr()?.mean_keepdim(D::Minus1)?;
     x.broadcast_div(&(mean + eps)?.sqrt()?)?.broadcast_mul(gain)
+}
+
+/// `(x - mean(x)) / sqrt(var(x) + eps) * gain + bias` over the last dimension (Ba et al. 2016).
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn layer_norm(x: &Tensor, gain: &Tensor, bias: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+    // The variance is the mean square of what is left when the mean is gone.
+    let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+    let normed = rms_norm(&centred, gain, eps)?;
+    match bias {
+        Some(bias) => normed.broadcast_add(bias),
+        None => Ok(normed),
+    }
 }
 
 struct RmsNorm {

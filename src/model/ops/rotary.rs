@@ -12,12 +12,13 @@ use crate::model::{ModelConfig, rope};
 /// Cosines and sines of the positions of one window.
 #[derive(Clone)]
 pub struct RotaryTable {
-    /// Each `(T, E/2)`.
+    /// Each `(T, R/2)`.
     cos: Arc<[f32]>,
     sin: Arc<[f32]>,
     time: usize,
-    /// E/2.
+    /// Half of the rotated dimensions R.
     half: usize,
+    head_dim: usize,
 }
 
 impl RotaryTable {
@@ -30,7 +31,13 @@ impl RotaryTable {
             cos.extend(c);
             sin.extend(s);
         }
-        Self { cos: cos.into(), sin: sin.into(), time, half: frequencies.len() }
+        Self {
+            cos: cos.into(),
+            sin: sin.into(),
+            time,
+            half: frequencies.len(),
+            head_dim: config.head_dim,
+        }
     }
 
     /// The rotation that undoes this one, which is also its transpose.
@@ -39,14 +46,14 @@ impl RotaryTable {
     }
 }
 
-/// Rotates every head of `(B, T, heads * E)` by its position's angles.
+/// Rotates the leading dimensions of every head of `(B, T, heads * E)` by its position's angles.
 ///
 /// # Errors
 /// When the window is longer than the table or the width is not a whole number of heads.
 pub fn rotate(x: &Tensor, table: &RotaryTable) -> Result<Tensor> {
     let (_, time, width) = x.dims3()?;
-    if time > table.time || width % (2 * table.half) != 0 {
-        let (length, head) = (table.time, 2 * table.half);
+    if time > table.time || !width.is_multiple_of(table.head_dim) {
+        let (length, head) = (table.time, table.head_dim);
         bail!("rotary table of {length} positions and heads of {head} for {:?}", x.shape());
     }
     if x.device().is_cpu() {
@@ -64,11 +71,13 @@ pub(super) fn composed(x: &Tensor, table: &RotaryTable, device: &Device) -> Resu
     };
     let (cos, sin) = (angles(&table.cos)?, angles(&table.sin)?);
     // (B, T, heads * E) -> (B, T, heads, E)
-    let x = x.reshape((b, t, width / (2 * half), 2 * half))?;
+    let head_dim = table.head_dim;
+    let x = x.reshape((b, t, width / head_dim, head_dim))?;
     let (low, high) = (x.narrow(D::Minus1, 0, half)?, x.narrow(D::Minus1, half, half)?);
     let first = (low.broadcast_mul(&cos)? - high.broadcast_mul(&sin)?)?;
     let second = (high.broadcast_mul(&cos)? + low.broadcast_mul(&sin)?)?;
-    Tensor::cat(&[first, second], D::Minus1)?.reshape((b, t, width))
+    let rest = x.narrow(D::Minus1, 2 * half, head_dim - 2 * half)?;
+    Tensor::cat(&[first, second, rest], D::Minus1)?.reshape((b, t, width))
 }
 
 struct Rotate {
@@ -86,8 +95,12 @@ impl CustomOp1 for Rotate {
         let mut out = slice(x, layout)?.to_vec();
         out.par_chunks_mut(width).with_min_len(ROWS_PER_TASK).enumerate().for_each(|(row, x)| {
             let at = row % time * half..(row % time + 1) * half;
-            for head in x.chunks_exact_mut(2 * half) {
-                rope::rotate(head, &self.table.cos[at.clone()], &self.table.sin[at.clone()]);
+            for head in x.chunks_exact_mut(self.table.head_dim) {
+                rope::rotate(
+                    &mut head[..2 * half],
+                    &self.table.cos[at.clone()],
+                    &self.table.sin[at.clone()],
+                );
             }
         });
         Ok((CpuStorage::F32(out), layout.shape().clone()))

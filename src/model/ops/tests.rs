@@ -101,18 +101,66 @@ fn rotation_agrees_with_its_steps_and_is_undone() {
 }
 
 #[test]
+fn partial_rotation_leaves_the_rest_of_a_head_alone() {
+    let json = include_bytes!("../../../tests/golden/tiny_stablelm/config.json");
+    let config = ModelConfig::from_json(json).unwrap();
+    assert_eq!((config.head_dim, config.anatomy.rotary_dim), (16, 4));
+    let table = RotaryTable::new(&config, 5);
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    let x = random(&mut rng, &[1, 5, 2 * config.head_dim]);
+    assert_same(
+        &mut rng,
+        &[&x],
+        |a| rotate(a[0], &table),
+        |a| rotary::composed(a[0], &table, &Device::Cpu),
+    );
+    let rotated = rotate(&x, &table).unwrap();
+    let rest = |x: &Tensor| x.narrow(2, 4, 12).unwrap();
+    assert_eq!(distance(&rest(&rotated), &rest(&x)), 0.0);
+}
+
+#[test]
 fn attention_agrees_with_its_steps() {
     let mut rng = ChaCha8Rng::seed_from_u64(6);
-    for (heads, key_value_heads) in [(1, 1), (4, 2), (6, 2), (3, 3)] {
-        let shape = AttentionShape { heads, key_value_heads, head_dim: 16 };
+    for (heads, key_value_heads, softcap, window) in [
+        (1, 1, None, None),
+        (4, 2, None, Some(3)),
+        (6, 2, Some(0.7), None),
+        (3, 3, Some(2.0), Some(1)),
+        (2, 1, None, Some(50)),
+    ] {
+        let shape =
+            AttentionShape { heads, key_value_heads, head_dim: 16, scale: 0.3, softcap, window };
         let query = random(&mut rng, &[2, 10, heads * 16]);
         let key = random(&mut rng, &[2, 10, key_value_heads * 16]);
         let value = random(&mut rng, &[2, 10, key_value_heads * 16]);
-        assert_same(
-            &mut rng,
-            &[&query, &key, &value],
-            |a| attention(a[0], a[1], a[2], shape),
-            |a| attention::composed(a[0], a[1], a[2], shape),
-        );
+        let arguments = [&query, &key, &value];
+        let own = |a: &[&Var]| attention(a[0], a[1], a[2], shape);
+        let composed = |a: &[&Var]| attention::composed(a[0], a[1], a[2], shape);
+        if window == Some(1) {
+            // Who sees only itself learns nothing about where to look.
+            let (got, want) = (own(&arguments).unwrap(), composed(&arguments).unwrap());
+            assert!(distance(&got, &want) < 1e-5);
+            continue;
+        }
+        assert_same(&mut rng, &arguments, own, composed);
     }
+}
+
+#[test]
+fn layer_norm_takes_the_mean_off_and_adds_the_bias() {
+    let mut rng = ChaCha8Rng::seed_from_u64(8);
+    let (x, gain) = (random(&mut rng, &[3, 12]), random(&mut rng, &[12]));
+    let bias = random(&mut rng, &[12]);
+    assert_same(
+        &mut rng,
+        &[&x, &gain, &bias],
+        |a| layer_norm(a[0], a[1], Some(a[2]), 1e-5),
+        |a| {
+            let centred = a[0].broadcast_sub(&a[0].mean_keepdim(1)?)?;
+            let variance = centred.sqr()?.mean_keepdim(1)?;
+            let scaled = centred.broadcast_div(&(variance + 1e-5)?.sqrt()?)?;
+            scaled.broadcast_mul(a[1])?.broadcast_add(a[2])
+        },
+    );
 }
