@@ -65,6 +65,17 @@ python: venv ## Tests the demo against stand-ins of the programs
 deploy: venv ## Checks deploy/ and dashboards/
 	@$(TIMED) deploy scripts/check_deploy.sh
 
+.PHONY: vllm
+vllm: build ## Compares drafts of every family with a real vLLM on this CPU (6 GB of packages, 10 minutes)
+	@$(TIMED) vllm-setup scripts/vllm/setup.sh
+	@$(TIMED) greedy $(CARGO) build --locked --example greedy
+	@$(TIMED) vllm .venv-vllm/bin/python scripts/vllm/check.py --binaries $(TARGET_DIR)/debug
+
+.PHONY: bench-train
+bench-train: ## Trains DRAFT beside PyTorch in turns; needs `make vllm`'s packages
+	@$(TIMED) build $(CARGO) build --locked --example train_speed
+	.venv-vllm/bin/python benches/train.py $(DRAFT)
+
 .PHONY: bench
 bench: model build ## Measures decoding speed of the demo's target on this machine
 	@$(TIMED) bench $(CARGO) run --locked --example decode_speed -- $(MODEL)

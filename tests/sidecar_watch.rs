@@ -7,6 +7,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
+use draft_adapter::sidecar::control::client::Ask;
 use serde_json::Value;
 use support::fake_trainer::{self, Behaviour};
 use support::looping::{FIRST_ACCEPTANCE, Loop, running, version};
@@ -21,7 +22,6 @@ fn trainer_child() {
 /// at 0.8; measured on samples they reach what `measured` says.
 async fn first_version_at(live: f64, measured: &[(&str, f64)]) -> Loop {
     let mut it = Loop::prepare(|settings| {
-        // Enough traffic for figures of the first draft before there is a second.
         settings.learn.round_samples = 16;
         settings.learn.round_max_wait_seconds = 1e6;
     })
@@ -34,6 +34,13 @@ async fn first_version_at(live: f64, measured: &[(&str, f64)]) -> Loop {
     it.fake.set_acceptance("v000001", live);
     it.run_here().await;
     it.until("the first draft runs", |status| status["serving"] == "v000000").await;
+    // Twice what the watch wants to know of the first draft (`watch.min_tokens`), before there is a
+    // second one.
+    it.ask(Ask::Pause).await.unwrap();
+    let known =
+        |status: &Value| version(status, "v000000")["live"]["drafted"].as_u64() >= Some(400);
+    it.traffic_until("sums", "figures of the first draft", known).await;
+    it.ask(Ask::Resume).await.unwrap();
     it
 }
 
