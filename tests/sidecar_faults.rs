@@ -118,10 +118,10 @@ async fn a_version_published_while_the_server_is_down_is_swapped_later() {
     it.until("all are scored", |status| status["store"]["scored"] == 20).await;
     it.fake.down().await;
     it.ask(draft_adapter::sidecar::control::client::Ask::Resume).await.unwrap();
-    it.until("a version", |status| running(status) == "v000001").await;
+    it.until("a version", |status| running(status) >= "v000001").await;
     assert_eq!(it.fake.draft_version(), "v000000");
     it.fake.up().await;
-    it.until("the swap", |status| status["serving"] == "v000001").await;
+    it.until("the swap", |status| status["serving"].as_str() >= Some("v000001")).await;
     it.stop().await;
 }
 

@@ -98,7 +98,8 @@ async fn what_is_not_finite_or_not_new_is_not_published() {
     assert_eq!(status["trainer"]["last_verdict"]["reason"], "the candidate is not finite");
     // The number was not used up.
     Behaviour::default().write(it.work());
-    it.traffic_until("sums", "the first version", |status| running(status) == "v000001").await;
+    let first = |status: &serde_json::Value| status["versions"][1]["version"] == "v000001";
+    it.traffic_until("sums", "the first version", first).await;
     it.stop().await;
 }
 
@@ -143,7 +144,7 @@ async fn a_full_disk_delays_publication_and_nothing_else() {
     let status = it.traffic_until("sums", "a failed export", failed).await;
     assert_eq!(running(&status), "v000000");
     Behaviour::default().write(it.work());
-    it.until("the version after all", |status| running(status) == "v000001").await;
+    it.until("the version after all", |status| running(status) >= "v000001").await;
     it.stop().await;
 }
 
