@@ -144,8 +144,10 @@ fn print_report(args: &BuildArgs, report: &Report, seconds: f64) {
         println!("{document:#}");
         return;
     }
-    println!("\n{} written in {seconds:.0} s. Serve it with", args.output.display());
+    let output = args.output.clone().unwrap_or_default();
+    let output = output.display();
+    println!("\n{output} written in {seconds:.0} s. Serve it with");
     println!("  {}", report.vllm_command);
     println!("or with");
-    println!("  da-serve --model {} --draft {}", args.model, args.output.display());
+    println!("  da-serve --model {} --draft {output}", args.model);
 }

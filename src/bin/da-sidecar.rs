@@ -1,6 +1,7 @@
 //! The sidecar's program: settings, logging, signals and exit codes around the library.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is the user interface")]
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -92,7 +93,10 @@ async fn run(settings: SidecarSettings) -> anyhow::Result<()> {
 fn start_logging(loaded: &Loaded<SidecarSettings>) -> anyhow::Result<()> {
     let filter = EnvFilter::try_new(&loaded.settings.log)
         .map_err(|error| loaded.invalid("log", error.to_string()))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
     match loaded.settings.log_format {
         LogFormat::Text => builder.init(),
         LogFormat::Json => builder.json().init(),
@@ -105,7 +109,11 @@ fn train(args: &TrainerArgs) -> anyhow::Result<()> {
     // Before any thread exists.
     trainer_process::restrain(&options)?;
     let filter = EnvFilter::try_new(&args.log)?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .init();
     let (draft, state) = (options.draft.clone(), options.state.clone());
     let settings = options.settings.clone();
     let open = move || Trainer::open(&draft, &state, settings);

@@ -17,8 +17,8 @@ pub struct BuildArgs {
     #[arg(long, env = "DA_BUILD_MODEL", value_name = "SPEC")]
     pub model: String,
     /// Where the draft goes; must not exist.
-    #[arg(long, env = "DA_BUILD_OUTPUT", value_name = "DIR")]
-    pub output: PathBuf,
+    #[arg(long, env = "DA_BUILD_OUTPUT", value_name = "DIR", required_unless_present = "dry_run")]
+    pub output: Option<PathBuf>,
     /// Hidden size of the draft, as a share of the target's.
     #[arg(long, value_name = "F")]
     pub es: Option<f64>,
@@ -81,7 +81,7 @@ impl BuildArgs {
                 heads: self.heads,
                 target_size: self.target_size,
             },
-            output: self.output.clone(),
+            output: self.output.clone().unwrap_or_default(),
             calibration,
             calibration_tokens: self.calibration_tokens,
             seed: self.seed,

@@ -95,15 +95,15 @@ pub struct Learn {
 /// Why a part of the loop stopped short.
 #[derive(Debug, thiserror::Error)]
 enum LearnError {
-    #[error("{0}")]
+    #[error(transparent)]
     Trainer(#[from] TrainerError),
-    #[error("{0}")]
+    #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("{0}")]
+    #[error(transparent)]
     Release(#[from] ReleaseError),
-    #[error("{0}")]
+    #[error(transparent)]
     Manifest(#[from] crate::model::manifest::ManifestError),
-    #[error("{0}")]
+    #[error(transparent)]
     Folder(#[from] super::publish::FolderError),
     #[error("no version {0}")]
     NoVersion(String),

@@ -34,7 +34,11 @@ pub enum FolderError {
         "no draft at {path}: {reason}\nhint: make one with `da-build --model TARGET --output DIR` and pass it with --draft"
     )]
     NoDraft { path: String, reason: String },
-    #[error("{0}")]
+    #[error(
+        "no draft is given\nhint: make one with `da-build --model TARGET --output DIR` and pass it with --draft"
+    )]
+    NotGiven,
+    #[error(transparent)]
     Manifest(#[from] ManifestError),
     #[error("another sidecar uses {path}\nhint: stop it, or give this one its own --work-dir")]
     Locked { path: String },
@@ -47,7 +51,7 @@ impl FolderError {
 
     /// Whether the command line is at fault rather than the machine.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::NoDraft { .. })
+        matches!(self, Self::NoDraft { .. } | Self::NotGiven)
     }
 }
 
@@ -318,7 +322,10 @@ pub fn check_draft(draft: &Path) -> Result<DraftManifest, FolderError> {
     let no_draft =
         |reason: String| FolderError::NoDraft { path: draft.display().to_string(), reason };
     if draft.as_os_str().is_empty() {
-        return Err(no_draft("none was given".into()));
+        return Err(FolderError::NotGiven);
+    }
+    if !draft.is_dir() {
+        return Err(no_draft("there is no such folder".into()));
     }
     for name in ["config.json", "tokenizer.json"] {
         if !draft.join(name).is_file() {

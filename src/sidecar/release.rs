@@ -42,7 +42,7 @@ pub enum ReleaseError {
     NoSuchVersion { version: String },
     #[error("{0}")]
     NotPossible(String),
-    #[error("{0}")]
+    #[error(transparent)]
     Folder(#[from] FolderError),
     #[error("the sidecar is stopping")]
     Stopping,

@@ -41,17 +41,17 @@ pub use super::supervisor::Launch;
 /// Why a sidecar cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("{0}")]
+    #[error(transparent)]
     Folder(#[from] FolderError),
     #[error(
         "cannot listen on {address} ({key}): {reason}\nhint: another program may use the port; choose another one"
     )]
     Bind { key: &'static str, address: String, reason: std::io::Error },
-    #[error("{0}")]
+    #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("{0}")]
+    #[error(transparent)]
     Proxy(#[from] proxy::ProxyError),
-    #[error("{0}")]
+    #[error(transparent)]
     Client(#[from] ClientError),
 }
 

@@ -120,7 +120,7 @@ pub struct ProcessOptions {
 pub enum ProcessError {
     #[error("cannot {what}: {reason}")]
     System { what: String, reason: std::io::Error },
-    #[error("{0}")]
+    #[error(transparent)]
     Train(#[from] TrainError),
     #[error("the trainer's socket failed: {0}")]
     Transport(#[from] tonic::transport::Error),

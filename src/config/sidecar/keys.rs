@@ -7,7 +7,7 @@ use super::SidecarSettings;
 /// Every key with its meaning, in the order of the reference. A test compares it with the struct.
 #[rustfmt::skip]
 pub const KEYS: &[(&str, &str)] = &[
-    ("work_dir", "Folder for draft versions (`drafts/`), training state (`trainer/`), the control socket and, when it is on disk, the sample store. Made when missing; only this user may read it."),
+    ("work_dir", "Folder for draft versions (`drafts/`), training state (`trainer/`), the control socket and, when it is on disk, the sample store. Made when missing. Other users may pass through it to the drafts, which the server reads, but not list it; the sample store is readable by this user alone."),
     ("draft", "Draft folder made by `da-build` that the first run imports as `v000000`. Not needed once the work folder has versions."),
     ("grace_seconds", "After SIGTERM: how long requests in flight and the current training step may take."),
     ("log", "Log filter, for example `info` or `draft_adapter=debug`. Prompts are never logged."),
