@@ -25,11 +25,6 @@ fn main() {
             prompt_ids: vec![1],
             output_ids: (0..LENGTH).map(|_| rng.random_range(0..vocab_size)).collect(),
             temperature: 1.0,
-            domain: String::new(),
-            captured_unix_ms: 0,
-            held_out: false,
-            ids_estimated: false,
-            draft_version: None,
             teacher: (0..LENGTH)
                 .map(|_| {
                     let first = rng.random_range(0..vocab_size - TOP_K as u32);
@@ -37,6 +32,7 @@ fn main() {
                     TopK { ids, logprobs: vec![(0.95f32 / TOP_K as f32).ln(); TOP_K] }
                 })
                 .collect(),
+            ..Sample::default()
         })
         .collect();
     let state = tempfile::tempdir().unwrap();

@@ -27,13 +27,7 @@ fn sample(prompt: usize, output: usize) -> Sample {
         id: 1,
         prompt_ids: (0..prompt).map(|n| 10 + (n % 200) as u32).collect(),
         output_ids: (0..output).map(|n| 20 + (n % 200) as u32).collect(),
-        temperature: 0.0,
-        domain: String::new(),
-        captured_unix_ms: 0,
-        held_out: false,
-        ids_estimated: false,
-        draft_version: None,
-        teacher: Vec::new(),
+        ..Sample::default()
     }
 }
 

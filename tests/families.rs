@@ -89,18 +89,7 @@ fn the_runtime_agrees_up_to_quantisation() {
 }
 
 fn sample(id: u64, tokens: &[u32]) -> Sample {
-    Sample {
-        id,
-        prompt_ids: tokens.to_vec(),
-        output_ids: Vec::new(),
-        temperature: 1.0,
-        domain: String::new(),
-        captured_unix_ms: 0,
-        held_out: false,
-        ids_estimated: false,
-        draft_version: None,
-        teacher: Vec::new(),
-    }
+    Sample { id, prompt_ids: tokens.to_vec(), temperature: 1.0, ..Sample::default() }
 }
 
 fn texts(rng: &mut ChaCha8Rng) -> Vec<Sample> {
@@ -127,7 +116,7 @@ fn rotation(target: &Target, rng: &mut ChaCha8Rng) -> WriteMap {
 /// Folding, reading and writing are right when a change of basis changes nothing.
 #[test]
 fn rotating_the_residual_stream_reproduces_the_logits() {
-    for model in MODELS {
+    for model in ["tiny_llama", "tiny_llama_tied"].into_iter().chain(MODELS) {
         let (target, expected) =
             (target(model), expected(&format!("{model}/expected.safetensors")));
         let source = decoder(&target);
@@ -165,7 +154,8 @@ fn rotating_the_residual_stream_reproduces_the_logits() {
         let healed =
             heal(&source, &plan, &selection, &map, &text, Ridge::default(), &mut |_| ()).unwrap();
         let error = relative_error(&logits(&healed, &expected.tokens), &expected.logits);
-        assert!(error < 2e-3, "{model} healed: relative error {error:e}");
+        let limit = if MODELS.contains(&model) { 2e-3 } else { 1e-3 };
+        assert!(error < limit, "{model} healed: relative error {error:e}");
     }
 }
 

@@ -124,16 +124,10 @@ fn chat(target: &Target, messages: &Value) -> Result<Vec<u32>, BuildError> {
 
 fn text_sample(ids: &[u32]) -> Sample {
     Sample {
-        id: 0,
         prompt_ids: ids.to_vec(),
-        output_ids: Vec::new(),
         temperature: 1.0,
         domain: "calibration".into(),
-        captured_unix_ms: 0,
-        held_out: false,
-        ids_estimated: false,
-        draft_version: None,
-        teacher: Vec::new(),
+        ..Sample::default()
     }
 }
 

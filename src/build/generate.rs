@@ -101,14 +101,10 @@ fn blank(id: u64, prompt: &[u32], temperature: f32) -> Sample {
     Sample {
         id,
         prompt_ids: prompt.to_vec(),
-        output_ids: Vec::new(),
         temperature,
         domain: "calibration".into(),
-        captured_unix_ms: 0,
         held_out: true,
-        ids_estimated: false,
-        draft_version: None,
-        teacher: Vec::new(),
+        ..Sample::default()
     }
 }
 

@@ -12,7 +12,7 @@ pub struct TopK {
 }
 
 /// One request and its answer, as token ids.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Unique within a store, increasing with time.
     pub id: u64,

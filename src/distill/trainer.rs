@@ -266,16 +266,11 @@ impl Trainer {
         let ids: Vec<u32> = (0..12).map(|i| (i * 37 + 5) % vocab).collect();
         let teacher = TopK { ids: vec![1 % vocab], logprobs: vec![-0.1] };
         let sample = Sample {
-            id: 0,
             prompt_ids: ids[..6].to_vec(),
             output_ids: ids[6..].to_vec(),
             temperature: 1.0,
-            domain: String::new(),
-            captured_unix_ms: 0,
-            held_out: false,
-            ids_estimated: false,
-            draft_version: None,
             teacher: vec![teacher; 6],
+            ..Sample::default()
         };
         let batch = Batch::new(&[&sample], self.settings.window.max(16), &Device::Cpu)?;
         let (_, gradients) = self.gradients(&batch)?;

@@ -278,8 +278,9 @@ fn windows(
         };
         return types.iter().map(one).collect();
     }
-    let slides: Box<dyn Fn(usize) -> bool> = match family {
-        Family::Gemma2 => Box::new(|layer| layer % 2 == 0),
+    // The first layer with a window, and how far apart such layers are.
+    let (from, step) = match family {
+        Family::Gemma2 => (0, 2),
         Family::Qwen2 | Family::Qwen3 => {
             let from = match keys.value("max_window_layers") {
                 None => return Err(missing("max_window_layers")),
@@ -287,11 +288,12 @@ fn windows(
                     .as_u64()
                     .ok_or_else(|| wrong_type("max_window_layers", "a whole number", value))?,
             };
-            Box::new(move |layer| layer as u64 >= from)
+            (usize::try_from(from).unwrap_or(layers), 1)
         }
         // Llama has no window; a key left over from elsewhere means nothing to it.
-        Family::Llama => Box::new(|_| false),
-        Family::Mistral | Family::StableLm => Box::new(|_| true),
+        Family::Llama => (layers, 1),
+        Family::Mistral | Family::StableLm => (0, 1),
     };
+    let slides = |layer: usize| layer >= from && (layer - from).is_multiple_of(step);
     Ok((0..layers).map(|layer| slides(layer).then_some(window)).collect())
 }

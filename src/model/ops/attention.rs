@@ -104,6 +104,25 @@ struct Window<'a> {
     time: usize,
 }
 
+impl<'a> Window<'a> {
+    /// The `index`-th of `count` windows that lie one behind the other.
+    fn of(
+        query: &'a [f32],
+        key: &'a [f32],
+        value: &'a [f32],
+        index: usize,
+        count: usize,
+        time: usize,
+    ) -> Self {
+        Self {
+            query: part(query, index, count),
+            key: part(key, index, count),
+            value: part(value, index, count),
+            time,
+        }
+    }
+}
+
 /// Gradients of one key-value head and the query heads that share it, each `(T, E)`.
 struct HeadGradients {
     queries: Vec<Vec<f32>>,
@@ -241,13 +260,7 @@ impl CustomOp3 for Attention {
         let outputs: Vec<Vec<f32>> = (0..b * heads)
             .into_par_iter()
             .map(|task| {
-                let index = task / heads;
-                let window = Window {
-                    query: part(query, index, b),
-                    key: part(key, index, b),
-                    value: part(value, index, b),
-                    time,
-                };
+                let window = Window::of(query, key, value, task / heads, b, time);
                 self.forward(window, task % heads)
             })
             .collect();
@@ -277,12 +290,7 @@ impl CustomOp3 for Attention {
             .into_par_iter()
             .map(|task| {
                 let index = task / kv_heads;
-                let window = Window {
-                    query: part(q, index, b),
-                    key: part(k, index, b),
-                    value: part(v, index, b),
-                    time,
-                };
+                let window = Window::of(q, k, v, index, b, time);
                 self.backward(window, part(g, index, b), task % kv_heads)
             })
             .collect();

@@ -2,16 +2,11 @@ use super::*;
 
 fn sample(domain: &str, positions: usize) -> Sample {
     Sample {
-        id: 0,
         prompt_ids: vec![1],
         output_ids: vec![1; positions],
-        temperature: 0.0,
         domain: domain.into(),
-        captured_unix_ms: 0,
         held_out: true,
-        ids_estimated: false,
-        draft_version: None,
-        teacher: Vec::new(),
+        ..Sample::default()
     }
 }
 

@@ -30,11 +30,8 @@ pub fn from_wire(sample: wire::Sample) -> Sample {
         output_ids: sample.output_ids,
         temperature: sample.temperature,
         domain: sample.domain,
-        captured_unix_ms: 0,
-        held_out: false,
-        ids_estimated: false,
-        draft_version: None,
         teacher: teacher.collect(),
+        ..Sample::default()
     }
 }
 
