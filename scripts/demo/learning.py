@@ -16,6 +16,13 @@ class Learning:
     def status(self):
         return fetch_json(f"{self.admin}/status")
 
+    def phase(self):
+        """What the trainer is at; None when the sidecar does not say."""
+        try:
+            return self.status()["trainer"].get("phase")
+        except OSError:
+            return None
+
     def wait(self, sent, seconds, left=0, check=lambda: None):
         """Waits until all but `left` samples of what was captured of `sent` requests are learned.
 
@@ -54,8 +61,8 @@ class Learning:
 
 
 def settled(counters):
-    """Requests that capture has dealt with, one way or the other."""
-    return counters["captured"] + counters["opted_out"] + sum(counters["dropped"].values())
+    """Requests to learn from that capture has dealt with, one way or the other."""
+    return counters["captured"] + sum(counters["dropped"].values())
 
 
 def learned(status, sent, left=0):

@@ -11,9 +11,14 @@ from stack import ROUND_SAMPLES
 WINDOW = 10
 """Requests of one point of the acceptance line."""
 
-
 TRICKLE_SECONDS = 1.5
 """Between an answer and the next request while the sidecar learns."""
+
+SWAPPING = ("gating", "publishing")
+"""Phases of the sidecar's trainer that may end in a swap."""
+
+PAUSE_SECONDS = 0.02
+"""Between two looks at the phase."""
 
 
 class Loop:
@@ -75,36 +80,47 @@ class Loop:
 
     def take(self, phase, answer):
         self.sent += 1
-        record = self.record
-        record.spans.append((answer.ended - answer.seconds, answer.ended))
+        self.record.spans.append((answer.ended - answer.seconds, answer.ended))
+        self.note(phase, answer, f"request {self.sent}")
+
+    def note(self, phase, answer, name):
+        """Records a failure, or a text to compare with others of the same prompt."""
         if answer.error:
-            record.failures.append({"request": self.sent, "error": answer.error})
+            self.record.failures.append({"request": name, "error": answer.error})
             self.stack.children.check()
         elif phase.temperature == 0:
-            record.texts.add(answer.prompt, answer.text, f"request {self.sent}")
+            self.record.texts.add(answer.prompt, answer.text, name)
 
     def catch_up(self, phase, prompts):
         """Lets the sidecar learn the burst while a few of `prompts` trickle in, one at a time.
 
-        So swaps meet requests in flight, as they do in a server that is never quite idle.
+        While it judges and publishes, prompts that were sent before are asked again without a
+        pause, and not learned from: a swap must meet requests in flight, as it does in a server
+        that is never quite idle.
         """
         settings = self.settings
         burst_end = self.sent
         bound = min(settings.learn_seconds, max(5, self.deadline - time.monotonic()))
         # What is left at the end of a phase should not wait for the next one.
         leave = ROUND_SAMPLES - 1 if prompts else 0
-        counters = Counters.read(self.engine)
         stop = threading.Event()
+        answers, repeats, counters = [], [], []
+
+        def ask(prompt, learn):
+            seed = settings.seed + self.sent
+            return self.client.ask(prompt, phase.domain, phase.temperature, seed, learn)
 
         def trickle():
-            for _ in range(min(settings.trickle, len(prompts))):
-                if stop.wait(TRICKLE_SECONDS):
-                    return
-                prompt = prompts.pop(0)
-                temperature, seed = phase.temperature, settings.seed + self.sent
-                answers.append(self.client.ask(prompt, phase.domain, temperature, seed))
+            due = time.monotonic() + TRICKLE_SECONDS
+            while not stop.wait(PAUSE_SECONDS):
+                if self.learning.phase() in SWAPPING:
+                    repeats.append(ask(phase.prompts[len(repeats) % settings.burst], learn=False))
+                elif time.monotonic() > due and prompts and len(answers) < settings.trickle:
+                    before = Counters.read(self.engine)
+                    answers.append(ask(prompts.pop(0), learn=True))
+                    counters.append(Counters.read(self.engine) - before)
+                    due = time.monotonic() + TRICKLE_SECONDS
 
-        answers = []
         thread = threading.Thread(target=trickle)
         thread.start()
         try:
@@ -114,8 +130,11 @@ class Loop:
             thread.join()
         for answer in answers:
             self.take(phase, answer)
-        if answers:
-            self.window(phase, burst_end, Counters.read(self.engine) - counters)
+        for answer in repeats:
+            self.note(phase, answer, f"repeat after request {burst_end}")
+            self.record.repeats.append((answer.ended - answer.seconds, answer.ended))
+        if counters:
+            self.window(phase, burst_end, sum(counters, Counters()))
         if not learned:
             self.record.unlearned.append(
                 f"after request {burst_end} ({phase.name}) the sidecar had not learned"

@@ -53,6 +53,8 @@ class Record:
     """Held-out acceptance of both domains after a phase."""
     spans: list = field(default_factory=list)
     """Begin and end of each traffic request, in seconds since the epoch."""
+    repeats: list = field(default_factory=list)
+    """The same of requests that were sent again and kept from learning."""
     failures: list = field(default_factory=list)
     texts: Texts = field(default_factory=Texts)
     unlearned: list = field(default_factory=list)

@@ -63,7 +63,7 @@ def subline(report):
     return (
         f"{escape(report['target'])}, {millions(report['target_params'])} parameters, with a draft of"
         f" {millions(report['draft_params'])} ({100 * share:.0f} %) made from it and trained on"
-        f" {report['requests']} proxied requests. {escape(report['finished'])}."
+        f" {report['requests'] - report['requests_not_learned_from']} proxied requests. {escape(report['finished'])}."
     )
 
 

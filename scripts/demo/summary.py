@@ -36,7 +36,8 @@ def document(args, record, machine, seconds):
         "live_draft_length": record.live_draft_length,
         "domains": domains,
         "swaps": swaps,
-        "requests": len(record.spans),
+        "requests": len(record.spans) + len(record.repeats),
+        "requests_not_learned_from": len(record.repeats),
         "failed_requests": len(record.failures),
         "output_mismatches": len(mismatches),
         "texts_compared": len(record.texts.seen),
@@ -91,6 +92,7 @@ def ratio(a, b):
 def swap_list(record):
     swaps = []
     ends = sorted(end for _, end in record.spans)
+    spans = record.spans + record.repeats
     for swap in record.status["swaps"]:
         moment = swap["unix_ms"] / 1000
         swaps.append(
@@ -104,7 +106,7 @@ def swap_list(record):
                 "gate_after": swap.get("gate_after"),
                 "unix_ms": swap["unix_ms"],
                 "after_request": bisect.bisect(ends, moment),
-                "requests_in_flight": sum(1 for a, b in record.spans if a <= moment <= b),
+                "requests_in_flight": sum(1 for a, b in spans if a <= moment <= b),
             }
         )
     return swaps

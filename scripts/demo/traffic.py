@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import openai
 
 DOMAIN_HEADER = "x-draft-adapter-domain"
+OPT_OUT_HEADER = "x-draft-adapter-no-train"
 
 
 @dataclass
@@ -31,8 +32,12 @@ class Client:
         )
         self.model = self.client.models.list().data[0].id
 
-    def ask(self, prompt, domain=None, temperature=0.0, seed=None):
+    def ask(self, prompt, domain=None, temperature=0.0, seed=None, learn=True):
+        """Asks one thing; the sidecar keeps nothing of it where `learn` is false."""
         answer = Answer(prompt)
+        headers = {DOMAIN_HEADER: domain} if domain else {}
+        if not learn:
+            headers[OPT_OUT_HEADER] = "1"
         started = time.monotonic()
         try:
             response = self.client.chat.completions.create(
@@ -41,7 +46,7 @@ class Client:
                 max_tokens=self.max_tokens,
                 temperature=temperature,
                 seed=seed,
-                extra_headers={DOMAIN_HEADER: domain} if domain else None,
+                extra_headers=headers,
             )
             answer.text = response.choices[0].message.content or ""
             answer.tokens = response.usage.completion_tokens
