@@ -6,10 +6,12 @@ pub mod evaluate;
 pub mod head;
 pub mod loss;
 pub mod optimizer;
+pub mod reference;
 pub mod sample;
 pub mod teacher;
 pub mod trainer;
 
 pub use evaluate::Acceptance;
 pub use loss::Loss;
+pub use reference::{Comparison, Reference};
 pub use sample::{Sample, TopK};

@@ -11,7 +11,7 @@ use draft_adapter::build::heal::{Ridge, heal};
 use draft_adapter::build::linalg::{to_matrix, top_eigenvectors};
 use draft_adapter::build::pipeline::Settings;
 use draft_adapter::build::plan::Plan;
-use draft_adapter::build::prune::Selection;
+use draft_adapter::build::prune::{Gather, Selection};
 use draft_adapter::build::slice::{WriteMap, slice};
 use draft_adapter::build::{self, Request};
 use draft_adapter::distill::Sample;
@@ -130,8 +130,8 @@ fn rotating_the_residual_stream_reproduces_the_logits() {
         let mut rng = ChaCha8Rng::seed_from_u64(5);
         let windows = windows(&texts(&mut rng), 4, 64, &Device::Cpu).unwrap();
         let statistics = statistics(&source, &windows).unwrap();
-        let all = (0..config.num_hidden_layers).collect();
-        let selection = Selection::new(&statistics, &plan, all);
+        let all: Vec<usize> = (0..config.num_hidden_layers).collect();
+        let selection = Selection::new(&statistics, &plan, &all, Gather::Own);
         let map = if config.family == Family::Gemma2 {
             // Its width is never cut, and its basis stays.
             WriteMap::new(&statistics, plan.hidden_size, config.anatomy.norm, &Device::Cpu).unwrap()
@@ -143,7 +143,7 @@ fn rotating_the_residual_stream_reproduces_the_logits() {
         assert!(error < 1e-4, "{model} sliced: relative error {error:e}");
 
         // Healing what is not broken must leave it alone.
-        let recorded = selection.layers.iter().copied().collect();
+        let recorded = all.iter().copied().collect();
         let text: Vec<_> = windows
             .into_iter()
             .map(|window| {

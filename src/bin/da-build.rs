@@ -134,7 +134,7 @@ fn print_report(args: &BuildArgs, report: &Report, seconds: f64) {
             "output": args.output,
             "checksum": report.checksum,
             "plan": report.plan,
-            "layers": report.selection.layers,
+            "layers": report.selection.layers(),
             "target_parameters": report.target_parameters,
             "draft_parameters": report.draft_parameters,
             "steps": steps,

@@ -137,6 +137,6 @@ pub fn model_card(
         draft.num_attention_heads,
         draft.head_dim,
         draft.num_hidden_layers,
-        selection.layers,
+        selection.layers(),
     )
 }

@@ -14,7 +14,7 @@ use super::calibrate::{States, Window, unit};
 use super::linalg::{Gram, to_matrix, to_tensor};
 use super::plan::Plan;
 use super::prune::Selection;
-use super::slice::{Projection, WriteMap};
+use super::slice::{Parts, Projection, WriteMap};
 use crate::model::decoder::{Decoder, Linear};
 use crate::model::ops::RotaryTable;
 
@@ -85,43 +85,59 @@ pub fn heal(
         let z = embedded.matmul(&map.tensor)?.reshape((b, t, ()))?;
         runs.push(Run { window, states, rotary: RotaryTable::new(&config, t), z });
     }
-    let fit = |runs: &[Run<'_>], goal: Goal| -> Result<Tensor, BuildError> {
-        let mut gram = Gram::new(plan.hidden_size, target.config.hidden_size);
+    // The best linear guess of each goal's normalised state from the draft's: (K, D) each.
+    let fit = |runs: &[Run<'_>], goals: &[Goal]| -> Result<Vec<Tensor>, BuildError> {
+        let width = target.config.hidden_size;
+        let mut gram = Gram::new(plan.hidden_size, goals.len() * width);
         for run in runs {
             let draft = unit(&run.window.pick(&run.z)?, &config)?;
-            gram.add(&draft, &unit(goal.of(run.states)?, &target.config)?, None)?;
+            let states = goals
+                .iter()
+                .map(|goal| unit(goal.of(run.states)?, &target.config))
+                .collect::<Result<Vec<_>, _>>()?;
+            gram.add(&draft, &Tensor::cat(&states, 1)?, None)?;
         }
-        to_tensor(&gram.ridge(&map.prior(), ridge.readers)?, device)
+        let prior = map.prior();
+        let priors =
+            Mat::from_fn(prior.nrows(), goals.len() * width, |row, at| prior[(row, at % width)]);
+        let decoders = to_tensor(&gram.ridge(&priors, ridge.readers)?, device)?;
+        (0..goals.len())
+            .map(|goal| Ok(decoders.narrow(1, goal * width, width)?.contiguous()?))
+            .collect()
     };
 
-    let mut layers = Vec::with_capacity(selection.layers.len());
-    for (kept, index) in selection.layers.iter().enumerate() {
-        let source = selection.pruned(&target.layers[*index], kept, target)?;
-        let mut layer = project.layer(&source, kept)?;
-        project.read_attention(&mut layer, &source, &fit(&runs, Goal::Input(*index))?)?;
+    let own = selection.layers();
+    let mut layers = Vec::with_capacity(own.len());
+    for (kept, sources) in selection.blocks.iter().enumerate() {
+        let parts = Parts::new(sources, target)?;
+        let mut layer = project.layer(&parts.own, kept)?;
+        let goals: Vec<Goal> = parts.heads_of.iter().map(|layer| Goal::Input(*layer)).collect();
+        project.read_attention(&mut layer, &parts.heads, &fit(&runs, &goals)?)?;
         let attended: Vec<Tensor> = runs
             .iter()
             .map(|run| Ok(layer.attend(&run.z, &config, &run.rotary)?))
             .collect::<Result<_, BuildError>>()?;
-        layer.o_proj = project.writer(&source.o_proj)?;
+        let o_proj = parts.o_proj()?;
+        layer.o_proj = project.writer(&o_proj)?;
         if !config.anatomy.post_norms {
-            let goal = Goal::Middle(*index);
-            refit(&mut layer.o_proj, &runs, &attended, &source.o_proj, map, ridge.writers, goal)?;
+            let goal = Goal::Middle(own[kept]);
+            refit(&mut layer.o_proj, &runs, &attended, &o_proj, map, ridge.writers, goal)?;
         }
         for (run, attended) in runs.iter_mut().zip(&attended) {
             run.z = layer.add_attended(&run.z, attended, &config)?;
         }
 
-        project.read_mlp(&mut layer, &source, &fit(&runs, Goal::Middle(*index))?)?;
+        let goals: Vec<Goal> = parts.mlps_of.iter().map(|layer| Goal::Middle(*layer)).collect();
+        project.read_mlp(&mut layer, &parts.mlps, &fit(&runs, &goals)?)?;
         let gated: Vec<Tensor> = runs
             .iter()
             .map(|run| Ok(layer.gate(&run.z, &config)?))
             .collect::<Result<_, BuildError>>()?;
-        layer.down_proj = project.writer(&source.down_proj)?;
+        let down_proj = parts.down_proj()?;
+        layer.down_proj = project.writer(&down_proj)?;
         if !config.anatomy.post_norms {
-            let goal = selection.layers.get(kept + 1).map_or(Goal::Last, |next| Goal::Input(*next));
-            let source = &source.down_proj;
-            refit(&mut layer.down_proj, &runs, &gated, source, map, ridge.writers, goal)?;
+            let goal = own.get(kept + 1).map_or(Goal::Last, |next| Goal::Input(*next));
+            refit(&mut layer.down_proj, &runs, &gated, &down_proj, map, ridge.writers, goal)?;
         }
         for (run, gated) in runs.iter_mut().zip(&gated) {
             run.z = layer.add_gated(&run.z, gated, &config)?;
@@ -129,7 +145,7 @@ pub fn heal(
         layers.push(layer);
         on_layer(kept + 1);
     }
-    project.finish(target, layers, &fit(&runs, Goal::Last)?)
+    project.finish(target, layers, &fit(&runs, &[Goal::Last])?.swap_remove(0))
 }
 
 /// Refits the weights of a writer, whose bias stands, so that `z + inputs·Wᵀ + b` lands on the

@@ -14,7 +14,7 @@ use super::export::{config_json, model_card, vllm_command};
 use super::generate::{Generation, answer};
 use super::heal::{Ridge, heal};
 use super::plan::{Plan, Request};
-use super::prune::{Selection, by_influence, evenly};
+use super::prune::{Gather, Selection, Source, by_influence, evenly};
 use super::slice::{WriteMap, slice};
 use super::{BuildError, corpus};
 use crate::distill::evaluate::evaluate;
@@ -161,19 +161,18 @@ impl Build<'_> {
         text: &Text,
     ) -> Result<(Decoder, Selection), BuildError> {
         let config = &decoder.config;
-        let all: Vec<usize> = (0..config.num_hidden_layers).collect();
         if self.plan.is_identity(config) {
             let draft = Decoder::new(config, |name| {
                 self.target.weights.tensor(name, &Device::Cpu).map_err(BuildError::from)
             })?;
             self.judge("identity", "nothing is cut".into(), &draft, &text.held_out)?;
-            let every = |n: usize| vec![(0..n).collect::<Vec<usize>>(); all.len()];
-            let selection = Selection {
-                groups: every(config.num_key_value_heads),
-                channels: every(config.intermediate_size),
-                layers: all,
+            let whole = |layer: usize| Source {
+                layer,
+                groups: (0..config.num_key_value_heads).collect(),
+                channels: (0..config.intermediate_size).collect(),
             };
-            return Ok((draft, selection));
+            let blocks = (0..config.num_hidden_layers).map(|layer| vec![whole(layer)]).collect();
+            return Ok((draft, Selection { blocks }));
         }
         let windows = windows(&text.calibration, 8, WINDOW, &Device::Cpu)?;
         (self.on_progress)(Progress::Started { step: "inspect", total: 0 });
@@ -211,11 +210,12 @@ impl Build<'_> {
             num_hidden_layers: config.num_hidden_layers,
             num_key_value_heads: config.num_key_value_heads,
         };
-        let all = (0..config.num_hidden_layers).collect();
-        let sliced = slice(decoder, &whole, &Selection::new(statistics, &whole, all), map)?;
+        let all: Vec<usize> = (0..config.num_hidden_layers).collect();
+        let everything = Selection::new(statistics, &whole, &all, Gather::Own);
+        let sliced = slice(decoder, &whole, &everything, map)?;
         self.judge("slice", format!("hidden size {}", whole.hidden_size), &sliced, held_out)?;
         let kept = evenly(config.num_hidden_layers, self.plan.num_hidden_layers);
-        let selection = Selection::new(statistics, &self.plan, kept);
+        let selection = Selection::new(statistics, &self.plan, &kept, Gather::Own);
         let pruned = slice(decoder, &self.plan, &selection, map)?;
         let detail = format!(
             "{} layers, {} MLP channels, {} key-value groups",
@@ -248,7 +248,7 @@ impl Build<'_> {
         let mut best: Option<(Acceptance, Decoder, Selection)> = None;
         for layers in choices {
             (self.on_progress)(Progress::Started { step: "heal", total: keep });
-            let selection = Selection::new(statistics, &self.plan, layers);
+            let selection = Selection::new(statistics, &self.plan, &layers, Gather::Own);
             let on_progress = &mut self.on_progress;
             let mut tick = |_| on_progress(Progress::Advanced { units: 1 });
             let ridge = self.settings.ridge;
@@ -256,7 +256,7 @@ impl Build<'_> {
             let acceptance = evaluate(&draft, held_out, WINDOW, NUM_SPECULATIVE_TOKENS)?;
             (self.on_progress)(Progress::Finished {
                 step: "heal",
-                detail: format!("layers {:?}", selection.layers),
+                detail: format!("layers {:?}", selection.layers()),
                 acceptance: Some(&acceptance),
             });
             if best.as_ref().is_none_or(|(other, ..)| acceptance.alpha > other.alpha) {
@@ -328,7 +328,7 @@ impl Build<'_> {
             settings: json!({
                 "request": settings.request,
                 "plan": self.plan,
-                "layers": selection.layers,
+                "layers": selection.layers(),
                 "calibration": settings.calibration.as_ref().map(|p| p.display().to_string()),
                 "calibration_tokens": settings.calibration_tokens,
                 "ridge": settings.ridge,
