@@ -11,6 +11,8 @@ pub mod plan;
 pub mod prompts;
 pub mod prune;
 pub mod slice;
+pub mod teach;
+pub mod work;
 
 pub use pipeline::{Progress, Report, run};
 pub use plan::{Plan, Request};
@@ -42,6 +44,14 @@ pub enum BuildError {
     TooLittleText { tokens: usize, needed: usize },
     #[error(transparent)]
     Write(#[from] crate::model::draft_folder::WriteError),
+    #[error("cannot distil: {0}")]
+    Train(#[from] crate::distill::trainer::TrainError),
+    #[error(
+        "the target's answers leave nothing to learn from\nhint: add prompts; each is answered by the target until its end token"
+    )]
+    NothingToLearn,
+    #[error("cannot write {}: {source}\nhint: check the permissions and the free space there", path.display())]
+    Work { path: std::path::PathBuf, source: std::io::Error },
     #[error("cannot create a chat prompt: {0}")]
     Chat(#[from] crate::model::chat::ChatError),
 }

@@ -124,6 +124,21 @@ fn pick(logits: &[f32], temperature: f32, rng: &mut ChaCha8Rng) -> u32 {
     kernels::argmax(logits) as u32
 }
 
+/// The target's opinion of an answer that it did not write: one row for each output position.
+///
+/// # Errors
+/// When the sample does not fit the context or holds an unknown id.
+pub fn score(runtime: &Runtime, sample: &Sample, k: usize) -> Result<Vec<TopK>, BuildError> {
+    let (prompt, output) = (&sample.prompt_ids, &sample.output_ids);
+    let tokens: Vec<u32> =
+        prompt.iter().chain(&output[..output.len().saturating_sub(1)]).copied().collect();
+    let mut cache = KvCache::new(runtime.config());
+    let segment = Segment { tokens: &tokens, cache: &mut cache, logits: LogitsOf::All };
+    let logits = runtime.forward(&mut [segment])?;
+    let rows = logits.chunks(runtime.config().vocab_size).skip(prompt.len().saturating_sub(1));
+    Ok(rows.map(|row| top_k(row, k)).collect())
+}
+
 /// The `k` most likely tokens with their log-probabilities at temperature 1.
 pub fn top_k(logits: &[f32], k: usize) -> TopK {
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();

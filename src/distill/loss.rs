@@ -26,11 +26,15 @@ pub enum Loss {
     /// `−log Σ min(p, q)` (LK losses, arXiv 2602.23881): as total variation, but with a gradient
     /// that does not fade while the overlap is small.
     LogAlpha,
+    /// `½ Σ p log(p/m) + ½ Σ q log(q/m)` with `m = (p + q)/2` (Jensen-Shannon).
+    JensenShannon,
 }
 
 /// A loss name that is not known.
 #[derive(Debug, thiserror::Error)]
-#[error("unknown loss {0:?}, expected forward_kl, reverse_kl, total_variation or log_alpha")]
+#[error(
+    "unknown loss {0:?}, expected forward_kl, reverse_kl, total_variation, log_alpha or jensen_shannon"
+)]
 pub struct UnknownLoss(String);
 
 impl FromStr for Loss {
@@ -42,6 +46,7 @@ impl FromStr for Loss {
             "reverse_kl" => Ok(Self::ReverseKl),
             "total_variation" => Ok(Self::TotalVariation),
             "log_alpha" => Ok(Self::LogAlpha),
+            "jensen_shannon" => Ok(Self::JensenShannon),
             other => Err(UnknownLoss(other.into())),
         }
     }
@@ -71,6 +76,15 @@ impl Loss {
                 for ((p, q), d) in p.iter().zip(q).zip(derivative) {
                     value += 0.5 * (p - q).abs();
                     *d = if q > p { 0.5 } else { -0.5 };
+                }
+            }
+            Self::JensenShannon => {
+                for ((p, q), d) in p.iter().zip(q).zip(derivative) {
+                    let m = (0.5 * (p + q)).max(TINY);
+                    let own = (q.max(TINY) / m).ln();
+                    value += 0.5 * q * own;
+                    value += if *p > 0.0 { 0.5 * p * (p / m).ln() } else { 0.0 };
+                    *d = 0.5 * own;
                 }
             }
             Self::LogAlpha => {

@@ -304,7 +304,7 @@ impl Trainer {
     /// # Errors
     /// See [`TrainError`].
     pub fn evaluate(&self, samples: &[Sample]) -> Result<Acceptance, TrainError> {
-        self.judge(&self.detached()?, samples)
+        self.judge(&self.decoder()?, samples)
     }
 
     /// Acceptance of a draft folder, leaving the weights being trained alone.
@@ -328,8 +328,16 @@ impl Trainer {
         Ok(evaluate(decoder, samples, window, num_speculative_tokens)?)
     }
 
-    /// The same weights outside the autograd graph.
-    fn detached(&self) -> Result<Decoder, TrainError> {
+    /// From the next step on.
+    pub fn set_learning_rate(&mut self, rate: f64) {
+        self.settings.learning_rate = rate;
+    }
+
+    /// The weights being trained, outside the autograd graph. They change with the next step.
+    ///
+    /// # Errors
+    /// When a tensor is missing, which would be a defect.
+    pub fn decoder(&self) -> Result<Decoder, TrainError> {
         Decoder::new(&self.config, |name| Ok(take(&self.parameters, name)?.detach()))
     }
 

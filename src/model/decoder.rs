@@ -361,10 +361,18 @@ impl Decoder {
     /// # Errors
     /// When the shapes do not fit.
     pub fn head(&self, hidden: &Tensor) -> Result<Tensor> {
-        let logits = ops::linear(hidden, &self.lm_head)?;
-        match self.config.anatomy.final_softcap {
-            Some(cap) => (logits / cap)?.tanh()? * cap,
-            None => Ok(logits),
-        }
+        head(hidden, &self.lm_head, &self.config)
+    }
+}
+
+/// Logits of hidden states `(.., D)` under a head `(V, D)`: `(.., V)`.
+///
+/// # Errors
+/// When the shapes do not fit.
+pub fn head(hidden: &Tensor, lm_head: &Tensor, config: &ModelConfig) -> Result<Tensor> {
+    let logits = ops::linear(hidden, lm_head)?;
+    match config.anatomy.final_softcap {
+        Some(cap) => (logits / cap)?.tanh()? * cap,
+        None => Ok(logits),
     }
 }

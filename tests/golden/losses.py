@@ -13,3 +13,5 @@ print("forward_kl", (p * np.log(p / q)).sum())
 print("reverse_kl", (q * np.log(q / p)).sum())
 print("total_variation", 0.5 * np.abs(p - q).sum())
 print("log_alpha", -np.log(np.minimum(p, q).sum()))
+m = (p + q) / 2
+print("jensen_shannon", 0.5 * (p * np.log(p / m)).sum() + 0.5 * (q * np.log(q / m)).sum())

@@ -72,7 +72,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("trainer.threads", "Threads of the training process; 0: one per core."),
     ("trainer.start_timeout_seconds", "How long the training process may take to load the draft."),
     ("trainer.restart_max_seconds", "Longest wait before a training process that keeps dying is started again."),
-    ("train.loss", "`forward_kl`, `reverse_kl`, `total_variation` or `log_alpha`."),
+    ("train.loss", "`forward_kl`, `reverse_kl`, `total_variation`, `log_alpha` or `jensen_shannon`."),
     ("train.learning_rate", "AdamW step size."),
     ("train.warmup_steps", "Optimizer steps over which the step size rises to its value."),
     ("train.weight_decay", "AdamW weight decay."),

@@ -1,6 +1,7 @@
 use super::*;
 
-const LOSSES: [Loss; 4] = [Loss::ForwardKl, Loss::ReverseKl, Loss::TotalVariation, Loss::LogAlpha];
+const LOSSES: [Loss; 5] =
+    [Loss::ForwardKl, Loss::ReverseKl, Loss::TotalVariation, Loss::LogAlpha, Loss::JensenShannon];
 
 fn teacher() -> TopK {
     TopK { ids: vec![3, 0, 5], logprobs: vec![0.5f32.ln(), 0.2f32.ln(), 0.1f32.ln()] }
@@ -69,8 +70,8 @@ fn values_match_numpy() {
     }
 }
 
-const GOLDEN: [f64; 4] =
-    [0.142_629_280_769, 0.160_189_424_106, 0.245_812_828_324, 0.282_114_703_483];
+const GOLDEN: [f64; 5] =
+    [0.142_629_280_769, 0.160_189_424_106, 0.245_812_828_324, 0.282_114_703_483, 0.037_074_946_235];
 
 #[test]
 fn names_are_parsed_and_others_refused() {

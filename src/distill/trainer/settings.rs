@@ -8,8 +8,8 @@ use crate::distill::loss::Loss;
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainSettings {
-    /// `forward_kl`, `reverse_kl`, `total_variation` or `log_alpha`. The first is the default: from a
-    /// healed draft it gains acceptance fastest (docs/log.md).
+    /// `forward_kl`, `reverse_kl`, `total_variation`, `log_alpha` or `jensen_shannon`. The first is
+    /// the default: from a healed draft it gains acceptance fastest (docs/log.md).
     pub loss: Loss,
     pub learning_rate: f64,
     /// Optimizer steps over which the rate rises to its value.
