@@ -1,23 +1,32 @@
-//! Compares ways to slice and heal on one target: each variant's draft is judged by its exact
-//! overlap with the target on held-out answers. `benches/build.py` drives it.
+//! What `benches/build.py` measures: ways to slice and heal, distillation over answer tokens, and
+//! the time and memory that calibrating, slicing and writing takes.
 //!
-//! build_bench TARGET CALIBRATION.jsonl HELD_OUT.jsonl CACHE_DIR < variants.jsonl
+//! build_bench answers TARGET PROMPTS.jsonl OUT.json TEMPERATURE
+//! build_bench variants TARGET CALIBRATION.json HELD_OUT.json < variants.jsonl
+//! build_bench distil TARGET CALIBRATION.json HELD_OUT.json PROMPTS.jsonl WORK < settings.json
+//! build_bench slice TARGET CALIBRATION.json OUT < variant.json
 //!
-//! Prompt files hold `{"prompt": .., "domain": ..}` lines. A variant is a line like
-//! `{"name": "x", "hidden": 288, "mlp": 768, "layers": [0, 1, 8, 15, 22, 29], "gather": "own",
-//! "readers": 0.1, "writers": 0.1, "tokens": 12000}`; its result is the same with scores.
+//! A prompt is a line `{"prompt": .., "domain": ..}`. A variant is a line such as `{"name": "x",
+//! "hidden": 288, "mlp": 768, "layers": [0, 1, 8, 15, 22, 29], "readers": 0.1, "writers": 0.1,
+//! "tokens": 12000}`; its result is the same with scores.
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
+use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
 
 use candle_core::Device;
-use draft_adapter::build::calibrate::{States, Window, states, statistics, windows};
+use draft_adapter::build::calibrate::{Statistics, Window, statistics, windows};
 use draft_adapter::build::generate::{Generation, answer};
-use draft_adapter::build::heal::{Ridge, heal};
+use draft_adapter::build::heal::{Patient, Ridge, heal};
+use draft_adapter::build::linalg::Spectrum;
 use draft_adapter::build::plan::Plan;
-use draft_adapter::build::prune::{Gather, Selection};
+use draft_adapter::build::prune::Selection;
 use draft_adapter::build::slice::{WriteMap, slice};
+use draft_adapter::build::stream::Streamed;
+use draft_adapter::build::teach::{TeachSettings, Teaching, UNTAUGHT};
+use draft_adapter::build::work::WorkFolder;
+use draft_adapter::build::{corpus, export};
 use draft_adapter::distill::{Reference, Sample};
 use draft_adapter::hub::Target;
 use draft_adapter::model::decoder::Decoder;
@@ -27,107 +36,123 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::{Value, json};
 
 const WINDOW: usize = 512;
-
-/// The target's sampled answers to the prompts of a file, made once.
-fn answers(target: &Target, prompts: &str, cache: &Path, temperature: f32) -> Vec<Sample> {
-    if let Ok(bytes) = std::fs::read(cache) {
-        return serde_json::from_slice(&bytes).unwrap();
-    }
-    let runtime = Runtime::load(&target.config, &target.weights).unwrap();
-    let template = target.chat_template.as_ref().unwrap();
-    let text = std::fs::read_to_string(prompts).unwrap();
-    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let prompts: Vec<Vec<u32>> = lines
-        .iter()
-        .map(|line| {
-            let messages = json!([{"role": "user", "content": line["prompt"]}]);
-            let text = template.render(&messages, None, true).unwrap();
-            let mut ids = target.tokenizer.encode(&text, false).unwrap();
-            ids.truncate(384);
-            ids
-        })
-        .collect();
-    let started = Instant::now();
-    let generation = Generation { temperature, max_tokens: 160, top_k: 0 };
-    let mut made = 0;
-    let mut rng = ChaCha8Rng::seed_from_u64(0);
-    let mut samples =
-        answer(&runtime, &prompts, generation, &mut rng, &mut |units| made += units).unwrap();
-    eprintln!("answered {made} tokens, {:.0}/s", made as f64 / started.elapsed().as_secs_f64());
-    for sample in &mut samples {
-        sample.domain = lines[sample.id as usize]["domain"].as_str().unwrap_or("").to_string();
-    }
-    std::fs::write(cache, serde_json::to_vec(&samples).unwrap()).unwrap();
-    samples
-}
+/// Longest prompt and longest answer, in tokens.
+const PROMPT: usize = 384;
+const ANSWER: usize = 160;
 
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
+    let args: Vec<String> = std::env::args().skip(1).collect();
     let target = Target::open(&args[1]).unwrap();
-    let cache = Path::new(&args[4]);
-    std::fs::create_dir_all(cache).unwrap();
-    let calibration = answers(&target, &args[2], &cache.join("calibration.json"), 0.8);
-    let held_out = answers(&target, &args[3], &cache.join("held_out.json"), 0.7);
-    let decoder =
-        Decoder::new(&target.config, |name| target.weights.tensor(name, &Device::Cpu)).unwrap();
-    let reference = Reference::new(&decoder, &held_out, WINDOW).unwrap();
-    let (mut tokens, mut text) = (0, Vec::<(Window, States)>::new());
-    let mut measured = None;
-    let mut last_k = 0;
-    let mut map = None;
-    for line in std::io::stdin().lines() {
-        let line = line.unwrap();
-        if line.trim().is_empty() {
-            continue;
-        }
-        let mut variant: Value = serde_json::from_str(&line).unwrap();
+    match args[0].as_str() {
+        "answers" => answers(&target, &args[2], &args[3], args[4].parse().unwrap()),
+        "variants" => variants(&target, &samples(&args[2]), &samples(&args[3])),
+        "distil" => distil(&target, &samples(&args[2]), &samples(&args[3]), &args[4], &args[5]),
+        "slice" => slice_only(&target, &samples(&args[2]), &args[3]),
+        other => eprintln!("unknown command {other}"),
+    }
+}
+
+fn samples(path: &str) -> Vec<Sample> {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// Prompts of a file as token ids, with their domains.
+fn prompts(target: &Target, path: &str) -> Vec<(Vec<u32>, String)> {
+    let text = std::fs::read_to_string(path).unwrap();
+    text.lines()
+        .map(|line| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let messages = json!([{"role": "user", "content": line["prompt"]}]);
+            let mut ids = corpus::chat(target, &messages).unwrap();
+            ids.truncate(PROMPT);
+            (ids, line["domain"].as_str().unwrap_or("").to_string())
+        })
+        .collect()
+}
+
+fn answers(target: &Target, prompts_file: &str, out: &str, temperature: f32) {
+    let runtime = Runtime::load(&target.config, &target.weights).unwrap();
+    let prompts = prompts(target, prompts_file);
+    let ids: Vec<Vec<u32>> = prompts.iter().map(|(ids, _)| ids.clone()).collect();
+    let generation = Generation { temperature, max_tokens: ANSWER, top_k: 0 };
+    let (mut made, started) = (0, Instant::now());
+    let mut rng = ChaCha8Rng::seed_from_u64(0);
+    let mut samples =
+        answer(&runtime, &ids, generation, &mut rng, &mut |units| made += units).unwrap();
+    eprintln!("answered {made} tokens, {:.0}/s", made as f64 / started.elapsed().as_secs_f64());
+    for sample in &mut samples {
+        sample.domain.clone_from(&prompts[sample.id as usize].1);
+    }
+    std::fs::write(out, serde_json::to_vec(&samples).unwrap()).unwrap();
+}
+
+/// What a target told on so many tokens of text.
+struct Calibrated {
+    windows: Vec<Window>,
+    statistics: Statistics,
+    spectrum: Spectrum,
+}
+
+impl Calibrated {
+    fn new(target: &Target, calibration: &[Sample], tokens: usize) -> Self {
+        let mut sum = 0;
+        let chosen: Vec<Sample> = calibration
+            .iter()
+            .take_while(|s| {
+                sum += s.prompt_ids.len() + s.output_ids.len();
+                sum <= tokens
+            })
+            .cloned()
+            .collect();
+        let windows = windows(&chosen, 8, WINDOW, &Device::Cpu).unwrap();
+        let some: Vec<Window> = windows.iter().step_by(3).cloned().collect();
+        let statistics = statistics(Streamed::new(target), &some, None, &mut |_| ()).unwrap();
+        let spectrum = Spectrum::new(&statistics.covariance).unwrap();
+        Self { windows, statistics, spectrum }
+    }
+
+    fn draft(&self, target: &Target, variant: &Value) -> Decoder {
         let number = |key: &str, default: f64| variant[key].as_f64().unwrap_or(default);
-        let started = Instant::now();
-        let wanted = number("tokens", 12_000.0) as usize;
-        if wanted != tokens {
-            text.clear();
-            let mut sum = 0;
-            let chosen: Vec<Sample> = calibration
-                .iter()
-                .take_while(|s| {
-                    sum += s.prompt_ids.len() + s.output_ids.len();
-                    sum <= wanted
-                })
-                .cloned()
-                .collect();
-            let windows = windows(&chosen, 8, WINDOW, &Device::Cpu).unwrap();
-            measured = Some(statistics(&decoder, &windows).unwrap());
-            let all = (0..target.config.num_hidden_layers).collect();
-            for window in windows {
-                let states = states(&decoder, &window, &all).unwrap();
-                text.push((window, states));
-            }
-            (tokens, last_k) = (wanted, 0);
-            eprintln!("recorded {wanted} tokens in {:.0} s", started.elapsed().as_secs_f64());
-        }
-        let statistics = measured.as_ref().unwrap();
         let layers: Vec<usize> = serde_json::from_value(variant["layers"].clone()).unwrap();
         let plan = Plan {
             hidden_size: number("hidden", 288.0) as usize,
             intermediate_size: number("mlp", 768.0) as usize,
             num_hidden_layers: layers.len(),
-            num_key_value_heads: number("groups", 3.0) as usize,
+            num_key_value_heads: number("groups", target.config.num_key_value_heads as f64)
+                as usize,
         };
-        if last_k != plan.hidden_size {
-            let norm = target.config.anatomy.norm;
-            map = Some(WriteMap::new(statistics, plan.hidden_size, norm, &Device::Cpu).unwrap());
-            last_k = plan.hidden_size;
+        let (norm, streamed) = (target.config.anatomy.norm, Streamed::new(target));
+        let map = WriteMap::new(&self.spectrum, plan.hidden_size, norm, &Device::Cpu).unwrap();
+        let selection = Selection::new(&self.statistics, &plan, layers);
+        if variant["heal"] == json!(false) {
+            return slice(streamed, &plan, &selection, &map).unwrap();
         }
-        let map = map.as_ref().unwrap();
-        let gather: Gather = serde_json::from_value(variant["gather"].clone()).unwrap();
-        let selection = Selection::new(statistics, &plan, &layers, gather);
-        let ridge = Ridge { readers: number("readers", 0.1), writers: number("writers", 0.1) };
-        let started = Instant::now();
-        let draft = if variant["heal"] == json!(false) {
-            slice(&decoder, &plan, &selection, map).unwrap()
-        } else {
-            heal(&decoder, &plan, &selection, map, &text, ridge, &mut |_| ()).unwrap()
+        let ridge = Ridge {
+            readers: number("readers", Ridge::default().readers),
+            writers: number("writers", Ridge::default().writers),
         };
+        let patient = Patient { plan: &plan, selection: &selection, map: &map, ridge };
+        heal(streamed, &self.windows, &[patient], &mut |_| ()).unwrap().swap_remove(0)
+    }
+}
+
+fn reference(target: &Target, held_out: &[Sample]) -> Reference {
+    let whole =
+        Decoder::new(&target.config, |name| target.weights.tensor(name, &Device::Cpu)).unwrap();
+    Reference::new(&whole, held_out, WINDOW).unwrap()
+}
+
+fn variants(target: &Target, calibration: &[Sample], held_out: &[Sample]) {
+    let reference = reference(target, held_out);
+    let mut last: Option<(usize, Calibrated)> = None;
+    for line in std::io::stdin().lines() {
+        let mut variant: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        let started = Instant::now();
+        let tokens = variant["tokens"].as_u64().unwrap_or(12_000) as usize;
+        if last.as_ref().is_none_or(|(of, _)| *of != tokens) {
+            last = Some((tokens, Calibrated::new(target, calibration, tokens)));
+        }
+        let draft = last.as_ref().unwrap().1.draft(target, &variant);
         let seconds = started.elapsed().as_secs_f64();
         let fraction = draft.config.parameters() as f64 / target.config.parameters() as f64;
         variant["params_fraction"] = json!(fraction);
@@ -141,4 +166,66 @@ fn main() {
         }
         println!("{variant}");
     }
+}
+
+/// Reads `{"variant": {..}, "init": "sliced|random", "teach": {..}}`.
+fn distil(
+    target: &Target,
+    calibration: &[Sample],
+    held_out: &[Sample],
+    prompts_file: &str,
+    work: &str,
+) {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).unwrap();
+    let mut settings: Value = serde_json::from_str(&text).unwrap();
+    let teach: TeachSettings = serde_json::from_value(settings["teach"].take()).unwrap();
+    let work = WorkFolder::open(Path::new(work), &text).unwrap();
+    let tokens = settings["variant"]["tokens"].as_u64().unwrap_or(12_000) as usize;
+    if !work.join(UNTAUGHT).exists() {
+        let draft =
+            Calibrated::new(target, calibration, tokens).draft(target, &settings["variant"]);
+        export::keep(target, &draft, &work.join(UNTAUGHT)).unwrap();
+    }
+    let reference = reference(target, held_out);
+    let runtime = Runtime::load(&target.config, &target.weights).unwrap();
+    let prompts: Vec<Vec<u32>> =
+        prompts(target, prompts_file).into_iter().map(|(ids, _)| ids).collect();
+    let teaching = Teaching {
+        target: &runtime,
+        prompts: &prompts,
+        reference: &reference,
+        settings: &teach,
+        work: &work,
+    };
+    let (mut learned, started) = (0, Instant::now());
+    let mut tick = |tokens| {
+        learned += tokens;
+        eprintln!("{learned} tokens, {:.0} s", started.elapsed().as_secs_f64());
+    };
+    let (_, curve) = teaching.run(4, &mut tick).unwrap();
+    let curve: Vec<Value> = curve
+        .iter()
+        .map(|(tokens, s)| {
+            json!({
+                "tokens": tokens,
+                "alpha": s.alpha,
+                "match": s.acceptance_rate,
+                "mean_accepted_length": s.mean_accepted_length,
+                "perplexity": s.perplexity,
+            })
+        })
+        .collect();
+    let seconds = started.elapsed().as_secs_f64();
+    println!("{}", json!({"curve": curve, "seconds": seconds}));
+}
+
+fn slice_only(target: &Target, calibration: &[Sample], out: &str) {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).unwrap();
+    let variant: Value = serde_json::from_str(&text).unwrap();
+    let started = Instant::now();
+    let draft = Calibrated::new(target, calibration, usize::MAX).draft(target, &variant);
+    export::keep(target, &draft, Path::new(out)).unwrap();
+    println!("{}", json!({"seconds": started.elapsed().as_secs_f64()}));
 }

@@ -10,12 +10,20 @@ pub mod pipeline;
 pub mod plan;
 pub mod prompts;
 pub mod prune;
+pub mod report;
+pub mod search;
+pub mod settings;
+mod shrink;
 pub mod slice;
+pub mod story;
+pub mod stream;
 pub mod teach;
 pub mod work;
 
-pub use pipeline::{Progress, Report, run};
+pub use pipeline::run;
 pub use plan::{Plan, Request};
+pub use settings::{Init, Settings};
+pub use story::{Made, Progress, Report, Story, Tried};
 
 /// What can go wrong on the way to a draft.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +44,16 @@ pub enum BuildError {
         "no draft of {asked:.3} of the target's parameters can be made: the smallest shape comes to {smallest:.3}, most of it the two tables of {vocab_size} rows\nhint: ask for a larger --target-size"
     )]
     TooSmall { asked: f64, smallest: f64, vocab_size: usize },
+    #[error(
+        "no draft takes {asked:.3} of the target's time for a step: the fastest shape takes {fastest:.3} under this cost model\nhint: ask for a larger --latency-ratio, or give --layer-cost 0 for a CPU"
+    )]
+    TooFast { asked: f64, fastest: f64 },
+    #[error(
+        "the plan does not fit the target: {0}\nhint: take a plan that da-build printed for this target"
+    )]
+    Plan(String),
+    #[error("cannot read the plan {}: {reason}\nhint: give what --dry-run --json prints, or a draft's da_manifest.json", path.display())]
+    PlanFile { path: std::path::PathBuf, reason: String },
     #[error("cannot read calibration text {path}: {reason}")]
     Calibration { path: String, reason: String },
     #[error(
@@ -54,4 +72,11 @@ pub enum BuildError {
     Work { path: std::path::PathBuf, source: std::io::Error },
     #[error("cannot create a chat prompt: {0}")]
     Chat(#[from] crate::model::chat::ChatError),
+}
+
+impl BuildError {
+    /// Whether the same command may succeed later, so that what was done so far is worth keeping.
+    fn may_be_resumed(&self) -> bool {
+        matches!(self, Self::Write(_) | Self::Work { .. } | Self::Train(_))
+    }
 }

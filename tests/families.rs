@@ -6,14 +6,14 @@
 mod golden;
 
 use candle_core::{DType, Device, Tensor};
-use draft_adapter::build::calibrate::{states, statistics, windows};
-use draft_adapter::build::heal::{Ridge, heal};
-use draft_adapter::build::linalg::{to_matrix, top_eigenvectors};
-use draft_adapter::build::pipeline::Settings;
+use draft_adapter::build::calibrate::{statistics, windows};
+use draft_adapter::build::heal::{Patient, Ridge, heal};
+use draft_adapter::build::linalg::{Spectrum, to_matrix};
 use draft_adapter::build::plan::Plan;
-use draft_adapter::build::prune::{Gather, Selection};
+use draft_adapter::build::prune::Selection;
 use draft_adapter::build::slice::{WriteMap, slice};
-use draft_adapter::build::{self, Request};
+use draft_adapter::build::stream::Streamed;
+use draft_adapter::build::{self, Request, Settings};
 use draft_adapter::distill::Sample;
 use draft_adapter::distill::trainer::{TrainSettings, Trainer};
 use draft_adapter::hub::Target;
@@ -109,7 +109,7 @@ fn rotation(target: &Target, rng: &mut ChaCha8Rng) -> WriteMap {
     }
     let symmetric = to_matrix(&random.matmul(&random.t().unwrap()).unwrap()).unwrap();
     let directions = if norm == NormKind::Layer { d - 1 } else { d };
-    let (directions, _) = top_eigenvectors(&symmetric, directions).unwrap();
+    let (directions, _) = Spectrum::new(&symmetric).unwrap().top(directions);
     WriteMap::along(directions, 1.0, norm, &Device::Cpu).unwrap()
 }
 
@@ -119,7 +119,7 @@ fn rotating_the_residual_stream_reproduces_the_logits() {
     for model in ["tiny_llama", "tiny_llama_tied"].into_iter().chain(MODELS) {
         let (target, expected) =
             (target(model), expected(&format!("{model}/expected.safetensors")));
-        let source = decoder(&target);
+        let source = Streamed::new(&target);
         let config = &target.config;
         let plan = Plan {
             hidden_size: config.hidden_size,
@@ -129,45 +129,38 @@ fn rotating_the_residual_stream_reproduces_the_logits() {
         };
         let mut rng = ChaCha8Rng::seed_from_u64(5);
         let windows = windows(&texts(&mut rng), 4, 64, &Device::Cpu).unwrap();
-        let statistics = statistics(&source, &windows).unwrap();
+        let statistics = statistics(source, &windows, None, &mut |_| ()).unwrap();
+        let spectrum = Spectrum::new(&statistics.covariance).unwrap();
         let all: Vec<usize> = (0..config.num_hidden_layers).collect();
-        let selection = Selection::new(&statistics, &plan, &all, Gather::Own);
+        let selection = Selection::new(&statistics, &plan, all);
         let map = if config.family == Family::Gemma2 {
             // Its width is never cut, and its basis stays.
-            WriteMap::new(&statistics, plan.hidden_size, config.anatomy.norm, &Device::Cpu).unwrap()
+            WriteMap::new(&spectrum, plan.hidden_size, config.anatomy.norm, &Device::Cpu).unwrap()
         } else {
             rotation(&target, &mut rng)
         };
-        let rotated = slice(&source, &plan, &selection, &map).unwrap();
+        let rotated = slice(source, &plan, &selection, &map).unwrap();
         let error = relative_error(&logits(&rotated, &expected.tokens), &expected.logits);
         assert!(error < 1e-4, "{model} sliced: relative error {error:e}");
 
         // Healing what is not broken must leave it alone.
-        let recorded = all.iter().copied().collect();
-        let text: Vec<_> = windows
-            .into_iter()
-            .map(|window| {
-                let states = states(&source, &window, &recorded).unwrap();
-                (window, states)
-            })
-            .collect();
-        let healed =
-            heal(&source, &plan, &selection, &map, &text, Ridge::default(), &mut |_| ()).unwrap();
+        let patient =
+            Patient { plan: &plan, selection: &selection, map: &map, ridge: Ridge::default() };
+        let healed = heal(source, &windows, &[patient], &mut |_| ()).unwrap().swap_remove(0);
         let error = relative_error(&logits(&healed, &expected.tokens), &expected.logits);
         let limit = if MODELS.contains(&model) { 2e-3 } else { 1e-3 };
         assert!(error < limit, "{model} healed: relative error {error:e}");
     }
 }
 
-fn build(model: &str, output: &std::path::Path, request: Request) -> build::pipeline::Report {
+fn build(model: &str, output: &std::path::Path, request: Request) -> build::Report {
     let settings = Settings {
         request,
         output: output.into(),
-        calibration: None,
         calibration_tokens: 2000,
         seed: 1,
         dtype: DType::F32,
-        ridge: Ridge::default(),
+        ..Settings::default()
     };
     build::run(&target(model), &settings, &mut |_| ()).unwrap()
 }

@@ -9,9 +9,7 @@ use std::path::{Path, PathBuf};
 
 use candle_core::{DType, Device, Tensor};
 use draft_adapter::build::generate::{Generation, answer};
-use draft_adapter::build::heal::Ridge;
-use draft_adapter::build::pipeline::Settings;
-use draft_adapter::build::{self, BuildError, Request};
+use draft_adapter::build::{self, BuildError, Request, Settings};
 use draft_adapter::distill::trainer::{TrainSettings, Trainer};
 use draft_adapter::distill::{Loss, Sample};
 use draft_adapter::hub::Target;
@@ -26,11 +24,10 @@ fn settings(output: &Path, request: Request, dtype: DType) -> Settings {
     Settings {
         request,
         output: output.into(),
-        calibration: None,
         calibration_tokens: 3000,
         seed: 1,
         dtype,
-        ridge: Ridge::default(),
+        ..Settings::default()
     }
 }
 
@@ -82,7 +79,7 @@ fn an_identity_build_reproduces_the_target() {
         let settings = settings(&output, shares(1.0, 1.0), DType::F32);
         let report = build::run(&target(model), &settings, &mut |_| ()).unwrap();
         // Judged on quantised answers of a random model, whose near-ties may fall either way.
-        assert!(report.steps[0].1.alpha > 0.99, "{model}: {:?}", report.steps[0].1);
+        assert!(report.story.steps[0].1.alpha > 0.99, "{model}: {:?}", report.story.steps[0].1);
 
         let draft = Target::open(output.to_str().unwrap()).unwrap();
         let decoder =
@@ -103,7 +100,7 @@ fn a_built_folder_is_complete_and_never_overwritten() {
     let manifest = DraftManifest::read(&draft).unwrap();
     manifest.verify(&draft).unwrap();
     assert_eq!((manifest.version.as_str(), manifest.parent), ("v000000", None));
-    for name in ["config.json", "model.safetensors", "tokenizer.json", "README.md"] {
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "README.md", "report.html"] {
         assert!(manifest.files.contains_key(name), "{name} is missing");
     }
     let weights = std::fs::read(draft.join("model.safetensors")).unwrap();
@@ -141,7 +138,13 @@ fn training_fits_the_draft_with_every_loss() {
     let folder = tempfile::tempdir().unwrap();
     let draft = small_draft(folder.path());
     let samples = samples(24, 0.0);
-    for loss in [Loss::ForwardKl, Loss::ReverseKl, Loss::TotalVariation, Loss::LogAlpha] {
+    for loss in [
+        Loss::ForwardKl,
+        Loss::ReverseKl,
+        Loss::TotalVariation,
+        Loss::LogAlpha,
+        Loss::JensenShannon,
+    ] {
         let state = tempfile::tempdir().unwrap();
         let settings = TrainSettings { learning_rate: 3e-3, loss, ..TrainSettings::default() };
         let mut trainer = Trainer::open(&draft, state.path(), settings).unwrap();

@@ -14,8 +14,8 @@ WINDOW = 10
 TRICKLE_SECONDS = 1.5
 """Between an answer and the next request while the sidecar learns."""
 
-SWAPPING = ("gating", "publishing")
-"""Phases of the sidecar's trainer that may end in a swap."""
+SWAPPING = "publishing"
+"""Phase of the sidecar's trainer that ends in a swap."""
 
 PAUSE_SECONDS = 0.02
 """Between two looks at the phase."""
@@ -94,9 +94,9 @@ class Loop:
     def catch_up(self, phase, prompts):
         """Lets the sidecar learn the burst while a few of `prompts` trickle in, one at a time.
 
-        While it judges and publishes, prompts that were sent before are asked again without a
-        pause, and not learned from: a swap must meet requests in flight, as it does in a server
-        that is never quite idle.
+        While it publishes, prompts that were sent before are asked again without a pause, and not
+        learned from: a swap must meet requests in flight, as it does in a server that is never
+        quite idle. To do so while it judges would keep it from judging.
         """
         settings = self.settings
         burst_end = self.sent
@@ -113,7 +113,7 @@ class Loop:
         def trickle():
             due = time.monotonic() + TRICKLE_SECONDS
             while not stop.wait(PAUSE_SECONDS):
-                if self.learning.phase() in SWAPPING:
+                if self.learning.phase() == SWAPPING:
                     repeats.append(ask(phase.prompts[len(repeats) % settings.burst], learn=False))
                 elif time.monotonic() > due and prompts and len(answers) < settings.trickle:
                     before = Counters.read(self.engine)

@@ -7,11 +7,12 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
+use draft_adapter::build::search::CostModel;
 use draft_adapter::build::{self, BuildError, Plan, Progress, Report};
 use draft_adapter::config::build::BuildArgs;
 use draft_adapter::hub::Target;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Usage and configuration errors (`EX_USAGE`).
 const USAGE: u8 = 64;
@@ -31,6 +32,9 @@ fn main() -> ExitCode {
                 error,
                 BuildError::Request { .. }
                     | BuildError::TooSmall { .. }
+                    | BuildError::TooFast { .. }
+                    | BuildError::Plan(_)
+                    | BuildError::PlanFile { .. }
                     | BuildError::Calibration { .. }
             );
             report_error(&error);
@@ -47,13 +51,12 @@ fn report_error(error: &BuildError) {
 fn run(args: &BuildArgs) -> Result<(), BuildError> {
     let settings = args.settings()?;
     let target = Target::open(&args.model)?;
-    let plan = Plan::new(&target.config, &settings.request)?;
-    if args.dry_run {
-        print_plan(args, &target, &plan);
-        return Ok(());
+    let plans = settings.plans(&target)?;
+    if args.dry_run || !args.json {
+        print_plans(args, &target, &plans);
     }
-    if !args.json {
-        print_plan(args, &target, &plan);
+    if args.dry_run {
+        return Ok(());
     }
     let started = Instant::now();
     let mut bar = ProgressBar::hidden();
@@ -69,18 +72,19 @@ fn show(bar: &mut ProgressBar, args: &BuildArgs, started: Instant, progress: Pro
         Progress::Started { step, total } => {
             *bar =
                 if total > 0 { ProgressBar::new(total as u64) } else { ProgressBar::new_spinner() };
-            if let Ok(style) = ProgressStyle::with_template("{msg:12} {bar:30} {pos}/{len} {eta}") {
+            let template = "{msg:10} {bar:30} {human_pos}/{human_len}  {per_sec}  {eta} left";
+            if let Ok(style) = ProgressStyle::with_template(template) {
                 bar.set_style(style);
             }
             bar.set_message(step);
         }
         Progress::Advanced { units } => bar.inc(units as u64),
-        Progress::Finished { step, detail, acceptance } => {
+        Progress::Finished { step, detail, scores } => {
             bar.finish_and_clear();
-            let scores = acceptance.map_or(String::new(), |a| {
+            let scores = scores.map_or(String::new(), |s| {
                 format!(
-                    "acceptance {:.3}  alpha {:.3}  mean accepted length {:.2}  ",
-                    a.acceptance_rate, a.alpha, a.mean_accepted_length
+                    "acceptance {:.3}  alpha {:.3}  mean accepted length {:.2}  perplexity {:.1}  ",
+                    s.acceptance_rate, s.alpha, s.mean_accepted_length, s.perplexity
                 )
             });
             if !args.json {
@@ -91,62 +95,88 @@ fn show(bar: &mut ProgressBar, args: &BuildArgs, started: Instant, progress: Pro
     }
 }
 
-fn print_plan(args: &BuildArgs, target: &Target, plan: &Plan) {
-    let draft = plan.config(&target.config);
+/// The shape, or the shapes of which measurement will choose one.
+fn print_plans(args: &BuildArgs, target: &Target, plans: &[Plan]) {
+    let cost = CostModel { layer: args.layer_cost.max(0.0) * 1e6 };
     if args.json {
-        let document = json!({
-            "target": target.name,
-            "target_parameters": target.config.parameters(),
-            "plan": plan,
-            "draft_parameters": draft.parameters(),
-            "draft_parameters_per_step": draft.parameters_per_step(),
-        });
+        let shapes: Vec<Value> = plans
+            .iter()
+            .map(|plan| {
+                let draft = plan.config(&target.config);
+                json!({
+                    "plan": plan,
+                    "draft_parameters": draft.parameters(),
+                    "draft_parameters_per_step": draft.parameters_per_step(),
+                    "latency_ratio": cost.latency_ratio(&draft, &target.config),
+                })
+            })
+            .collect();
+        let mut document = match shapes.as_slice() {
+            [only] => only.clone(),
+            _ => json!({ "candidates": shapes }),
+        };
+        document["target"] = json!(target.name);
+        document["target_parameters"] = json!(target.config.parameters());
         println!("{document:#}");
         return;
     }
     let of = target.config.parameters() as f64;
     println!("target     {} ({:.1} M parameters)", target.name, of / 1e6);
-    println!(
-        "plan       hidden {}, MLP {}, {} layers, {} heads in {} groups",
-        draft.hidden_size,
-        draft.intermediate_size,
-        draft.num_hidden_layers,
-        draft.num_attention_heads,
-        draft.num_key_value_heads
-    );
-    println!(
-        "draft      {:.1} M parameters ({:.1} %), {:.1} M read for each drafted token ({:.1} %)",
-        draft.parameters() as f64 / 1e6,
-        100.0 * draft.parameters() as f64 / of,
-        draft.parameters_per_step() as f64 / 1e6,
-        100.0 * draft.parameters_per_step() as f64 / target.config.parameters_per_step() as f64
-    );
+    for plan in plans {
+        let draft = plan.config(&target.config);
+        println!("{:<10} {plan}", if plans.len() == 1 { "plan" } else { "candidate" });
+        println!(
+            "           {:.1} M parameters ({:.1} %), {:.1} M read for each drafted token \
+             ({:.1} %), latency ratio {:.3}",
+            draft.parameters() as f64 / 1e6,
+            100.0 * draft.parameters() as f64 / of,
+            draft.parameters_per_step() as f64 / 1e6,
+            100.0 * draft.parameters_per_step() as f64 / target.config.parameters_per_step() as f64,
+            cost.latency_ratio(&draft, &target.config),
+        );
+    }
 }
 
 fn print_report(args: &BuildArgs, report: &Report, seconds: f64) {
+    let story = &report.story;
     if args.json {
-        let steps: Vec<_> = report
+        let steps: Vec<Value> = story
             .steps
             .iter()
-            .map(|(step, acceptance)| json!({"step": step, "acceptance": acceptance}))
+            .map(|(step, scores)| json!({"step": step, "scores": scores}))
+            .collect();
+        let curve: Vec<Value> = story
+            .curve
+            .iter()
+            .map(|(tokens, scores)| json!({"tokens": tokens, "scores": scores}))
             .collect();
         let document = json!({
             "output": args.output,
             "checksum": report.checksum,
-            "plan": report.plan,
-            "layers": report.selection.layers(),
+            "plan": story.plan,
+            "layers": story.selection.layers,
             "target_parameters": report.target_parameters,
             "draft_parameters": report.draft_parameters,
+            "latency_ratio": report.latency_ratio,
+            "num_speculative_tokens": report.num_speculative_tokens,
+            "expected_speedup": report.expected_speedup,
             "steps": steps,
+            "tried": story.tried,
+            "curve": curve,
             "seconds": seconds,
             "vllm_command": report.vllm_command,
         });
         println!("{document:#}");
         return;
     }
+    println!(
+        "\nexpected   {:.2} times the speed with {} drafted tokens, if a step of the draft takes \
+         {:.3} of the target's",
+        report.expected_speedup, report.num_speculative_tokens, report.latency_ratio
+    );
     let output = args.output.clone().unwrap_or_default();
     let output = output.display();
-    println!("\n{output} written in {seconds:.0} s. Serve it with");
+    println!("{output} written in {seconds:.0} s, with a report in report.html. Serve it with");
     println!("  {}", report.vllm_command);
     println!("or with");
     println!("  da-serve --model {} --draft {output}", args.model);

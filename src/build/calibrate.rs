@@ -1,15 +1,16 @@
-//! What the target does on its own text: covariances, importances, and the states to heal towards.
+//! What the target does on its own text: covariances and importances.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use candle_core::{D, Device, Tensor};
 use faer::Mat;
 
 use super::BuildError;
-use super::linalg::Gram;
+use super::linalg::{Gram, to_matrix};
+use super::stream::{Sight, Streamed, Walk};
+use super::work::WorkFolder;
 use crate::distill::Sample;
-use crate::model::decoder::Decoder;
-use crate::model::ops::RotaryTable;
+use crate::model::decoder::DecoderLayer;
 use crate::model::{ModelConfig, NormKind};
 
 /// Samples of similar length as one padded tensor.
@@ -80,9 +81,11 @@ pub fn unit(x: &Tensor, config: &ModelConfig) -> Result<Tensor, BuildError> {
 }
 
 /// What one pass over the calibration text tells of the target.
+#[derive(Debug, Clone)]
 pub struct Statistics {
-    /// Per block, Σ x̂x̂ᵀ at its two norm sites together: `(D, D)` each, last the final norm's.
-    pub covariances: Vec<Mat<f64>>,
+    /// Σ over the norm sites of `C / tr C` with `C = Σ x̂x̂ᵀ`: `(D, D)`. A block's two sites count
+    /// as one.
+    pub covariance: Mat<f64>,
     /// Per block, `1 − cos(input, output)` on average (Block Influence, arXiv 2403.03853 eq. 1).
     pub influence: Vec<f64>,
     /// Per block, what each MLP channel contributes: `E[m²]·‖W_down[:, j]‖²`.
@@ -92,106 +95,218 @@ pub struct Statistics {
     pub tokens: usize,
 }
 
-/// Runs the target over the windows and gathers [`Statistics`].
+/// Time between two savings of where calibration stands.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
+const SAVED: &str = "statistics";
+
+/// Walks the windows through the target and gathers [`Statistics`]. `on_layer` is told how many
+/// blocks are done. With a work folder a stopped walk goes on where it was saved last.
 ///
 /// # Errors
-/// When a tensor computation fails.
-pub fn statistics(target: &Decoder, windows: &[Window]) -> Result<Statistics, BuildError> {
-    let config = &target.config;
-    let d = config.hidden_size;
-    let layers = config.num_hidden_layers;
-    let mut covariances: Vec<Gram> = (0..=layers).map(|_| Gram::new(d, 0)).collect();
-    let mut influence = vec![0.0; layers];
-    let mut channels = vec![vec![0.0; config.intermediate_size]; layers];
-    let mut groups = vec![vec![0.0; config.num_key_value_heads]; layers];
-    let mut tokens = 0;
-    let site = |gram: &mut Gram, x: &Tensor| -> Result<(), BuildError> {
-        let normed = unit(x, config)?;
-        gram.add(&normed, &normed.narrow(1, 0, 0)?, None)
-    };
-    for window in windows {
-        let rotary = RotaryTable::new(config, window.ids.dim(1)?);
-        let mut x = target.embed(&window.ids)?;
-        tokens += window.rows.dim(0)?;
-        for (index, layer) in target.layers.iter().enumerate() {
-            let input = window.pick(&x)?;
-            site(&mut covariances[index], &input)?;
-            let attended = layer.attend(&x, config, &rotary)?;
-            add_group_energy(&mut groups[index], &window.pick(&attended)?, &layer.o_proj.weight)?;
-            x = layer.add_attended(&x, &attended, config)?;
-            site(&mut covariances[index], &window.pick(&x)?)?;
-            let gated = layer.gate(&x, config)?;
-            let energy = window.pick(&gated)?.sqr()?.sum(0)?.to_vec1::<f32>()?;
-            let norms = layer.down_proj.weight.sqr()?.sum(0)?.to_vec1::<f32>()?;
-            for ((sum, energy), norm) in channels[index].iter_mut().zip(energy).zip(norms) {
-                *sum += f64::from(energy) * f64::from(norm);
-            }
-            x = layer.add_gated(&x, &gated, config)?;
-            let cosine = cosine(&input, &window.pick(&x)?)?.sum_all()?.to_scalar::<f32>()?;
-            influence[index] += window.rows.dim(0)? as f64 - f64::from(cosine);
-        }
-        site(&mut covariances[layers], &window.pick(&x)?)?;
+/// When the target cannot be read or a tensor computation fails.
+pub fn statistics(
+    target: Streamed<'_>,
+    windows: &[Window],
+    work: Option<&WorkFolder>,
+    on_layer: &mut dyn FnMut(usize),
+) -> Result<Statistics, BuildError> {
+    let mut walk = Walk::new(target, windows)?;
+    let mut gathering = Gathering::new(target.config);
+    if let Some(work) = work {
+        gathering.resume(work, &mut walk)?;
+        on_layer(walk.depth);
     }
-    influence.iter_mut().for_each(|sum| *sum /= tokens.max(1) as f64);
-    let covariances = covariances.into_iter().map(Gram::into_inputs).collect();
-    Ok(Statistics { covariances, influence, channels, groups, tokens })
+    let mut saved = Instant::now();
+    loop {
+        let before = walk.residual.clone();
+        if !walk.step(&mut |index, layer, sight| gathering.see(windows, index, layer, sight))? {
+            break;
+        }
+        gathering.influence(windows, &before, &walk.residual)?;
+        on_layer(1);
+        if let Some(work) = work.filter(|_| saved.elapsed() > SAVE_EVERY) {
+            gathering.save(work, &walk)?;
+            saved = Instant::now();
+        }
+    }
+    let mut last = Gram::new(target.config.hidden_size, 0);
+    gathering.site(&mut last, windows, &walk.residual)?;
+    gathering.close(last);
+    let tokens = windows.iter().map(|w| Ok(w.rows.dim(0)?)).sum::<Result<usize, BuildError>>()?;
+    gathering.statistics.influence.iter_mut().for_each(|sum| *sum /= tokens.max(1) as f64);
+    gathering.statistics.tokens = tokens;
+    Ok(gathering.statistics)
 }
 
-fn add_group_energy(
-    sums: &mut [f64],
-    attended: &Tensor,
-    o_proj: &Tensor,
-) -> Result<(), BuildError> {
-    let width = attended.dim(1)? / sums.len();
-    for (group, sum) in sums.iter_mut().enumerate() {
-        let heads = attended.narrow(1, group * width, width)?.contiguous()?;
-        let columns = o_proj.narrow(1, group * width, width)?.t()?.contiguous()?;
-        *sum += f64::from(heads.matmul(&columns)?.sqr()?.sum_all()?.to_scalar::<f32>()?);
+/// [`Statistics`] in the making.
+struct Gathering<'a> {
+    config: &'a ModelConfig,
+    statistics: Statistics,
+    /// Of the block that the walk is in.
+    site: Gram,
+    /// `Σ aaᵀ` over each key-value group's heads.
+    heads: Vec<Gram>,
+    /// `Σ m²` of each MLP channel.
+    energy: Vec<f64>,
+}
+
+impl<'a> Gathering<'a> {
+    fn new(config: &'a ModelConfig) -> Self {
+        let d = config.hidden_size;
+        let statistics = Statistics {
+            covariance: Mat::zeros(d, d),
+            influence: Vec::new(),
+            channels: Vec::new(),
+            groups: Vec::new(),
+            tokens: 0,
+        };
+        Self { config, statistics, site: Gram::new(d, 0), heads: Vec::new(), energy: Vec::new() }
     }
-    Ok(())
+
+    fn see(
+        &mut self,
+        windows: &[Window],
+        index: usize,
+        layer: &DecoderLayer,
+        sight: Sight<'_>,
+    ) -> Result<(), BuildError> {
+        let config = self.config;
+        match sight {
+            Sight::Input(x) => {
+                let groups = config.num_key_value_heads;
+                let width = config.query_size() / groups;
+                self.heads = (0..groups).map(|_| Gram::new(width, 0)).collect();
+                self.energy = vec![0.0; config.intermediate_size];
+                let mut site = Gram::new(config.hidden_size, 0);
+                self.site(&mut site, windows, x)?;
+                self.site = site;
+            }
+            Sight::Attended(window, attended) => {
+                let attended = window.pick(attended)?;
+                for (group, gram) in self.heads.iter_mut().enumerate() {
+                    let width = gram.width();
+                    gram.add_inputs(&attended.narrow(1, group * width, width)?.contiguous()?)?;
+                }
+            }
+            Sight::Middle(x) => {
+                let mut site = std::mem::replace(&mut self.site, Gram::new(0, 0));
+                self.site(&mut site, windows, x)?;
+                self.close(site);
+                let heads = std::mem::take(&mut self.heads);
+                self.statistics.groups.push(group_energy(heads, &layer.o_proj.weight)?);
+            }
+            Sight::Gated(window, gated) => {
+                let energy = window.pick(gated)?.sqr()?.sum(0)?.to_vec1::<f32>()?;
+                for (sum, energy) in self.energy.iter_mut().zip(energy) {
+                    *sum += f64::from(energy);
+                }
+                // The last window's pass completes the block.
+                if self.statistics.channels.len() == index {
+                    self.statistics.channels.push(Vec::new());
+                }
+                let norms = layer.down_proj.weight.sqr()?.sum(0)?.to_vec1::<f32>()?;
+                self.statistics.channels[index] =
+                    self.energy.iter().zip(norms).map(|(e, norm)| e * f64::from(norm)).collect();
+            }
+        }
+        Ok(())
+    }
+
+    fn site(
+        &self,
+        gram: &mut Gram,
+        windows: &[Window],
+        residual: &[Tensor],
+    ) -> Result<(), BuildError> {
+        for (window, x) in windows.iter().zip(residual) {
+            gram.add_inputs(&unit(&window.pick(x)?, self.config)?)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a block's covariance at equal weight with the others.
+    fn close(&mut self, site: Gram) {
+        let covariance = site.into_inputs();
+        let trace: f64 = (0..covariance.nrows()).map(|i| covariance[(i, i)]).sum();
+        self.statistics.covariance += covariance * faer::Scale(1.0 / trace.max(f64::MIN_POSITIVE));
+    }
+
+    fn influence(
+        &mut self,
+        windows: &[Window],
+        before: &[Tensor],
+        after: &[Tensor],
+    ) -> Result<(), BuildError> {
+        let mut sum = 0.0;
+        for ((window, before), after) in windows.iter().zip(before).zip(after) {
+            let cosine = cosine(&window.pick(before)?, &window.pick(after)?)?.sum_all()?;
+            sum += window.rows.dim(0)? as f64 - f64::from(cosine.to_scalar::<f32>()?);
+        }
+        self.statistics.influence.push(sum);
+        Ok(())
+    }
+
+    fn save(&self, work: &WorkFolder, walk: &Walk<'_>) -> Result<(), BuildError> {
+        let Statistics { covariance, influence, channels, groups, .. } = &self.statistics;
+        let d = covariance.nrows();
+        let values: Vec<f64> = (0..d * d).map(|at| covariance[(at / d, at % d)]).collect();
+        let device = Device::Cpu;
+        let mut tensors = vec![("covariance".into(), Tensor::from_vec(values, (d, d), &device)?)];
+        for (name, rows) in [("channels", channels), ("groups", groups)] {
+            let width = rows.first().map_or(0, Vec::len);
+            let values = rows.concat();
+            tensors.push((name.into(), Tensor::from_vec(values, (rows.len(), width), &device)?));
+        }
+        tensors.push(("influence".into(), Tensor::new(influence.as_slice(), &device)?));
+        let residual = walk.residual.iter().enumerate();
+        tensors.extend(residual.map(|(at, x)| (format!("residual.{at}"), x.clone())));
+        work.keep_tensors(SAVED, tensors)
+    }
+
+    /// Takes up what [`Gathering::save`] left; leaves everything as it is when nothing fits.
+    fn resume(&mut self, work: &WorkFolder, walk: &mut Walk<'_>) -> Result<(), BuildError> {
+        let Some(mut saved) = work.load_tensors(SAVED) else { return Ok(()) };
+        let mut take = |name: &str| saved.remove(name);
+        let (Some(covariance), Some(channels), Some(groups), Some(influence)) =
+            (take("covariance"), take("channels"), take("groups"), take("influence"))
+        else {
+            return Ok(());
+        };
+        let residual: Option<Vec<Tensor>> =
+            (0..walk.residual.len()).map(|at| take(&format!("residual.{at}"))).collect();
+        let Some(residual) = residual else { return Ok(()) };
+        let covariance = covariance.to_vec2::<f64>()?;
+        let d = self.config.hidden_size;
+        self.statistics.covariance = Mat::from_fn(d, d, |row, column| covariance[row][column]);
+        self.statistics.channels = channels.to_vec2()?;
+        self.statistics.groups = groups.to_vec2()?;
+        self.statistics.influence = influence.to_vec1()?;
+        walk.depth = self.statistics.influence.len();
+        walk.residual = residual;
+        Ok(())
+    }
+}
+
+/// `E‖A_g W_o,gᵀ‖²` of each group from `Σ aaᵀ` of its heads: `tr(W_o,g · Σ aaᵀ · W_o,gᵀ)`.
+fn group_energy(heads: Vec<Gram>, o_proj: &Tensor) -> Result<Vec<f64>, BuildError> {
+    let mut energies = Vec::with_capacity(heads.len());
+    for (group, gram) in heads.into_iter().enumerate() {
+        let width = gram.width();
+        let writer = to_matrix(&o_proj.narrow(1, group * width, width)?.contiguous()?)?;
+        let product = &writer * gram.into_inputs();
+        let rows = 0..writer.nrows();
+        energies.push(
+            rows.map(|row| {
+                (0..width).map(|at| product[(row, at)] * writer[(row, at)]).sum::<f64>()
+            })
+            .sum(),
+        );
+    }
+    Ok(energies)
 }
 
 /// Row-wise cosine of `(N, D)` and `(N, D)`: `(N)`.
 fn cosine(a: &Tensor, b: &Tensor) -> Result<Tensor, BuildError> {
     let norms = (a.sqr()?.sum(1)? * b.sqr()?.sum(1)?)?.sqrt()?;
     Ok(((a * b)?.sum(1)? / (norms + 1e-12)?)?)
-}
-
-/// The target's residual stream in one window, at the blocks that a draft may keep.
-pub struct States {
-    /// Input of each recorded block, by its index: `(N, D)`.
-    pub inputs: BTreeMap<usize, Tensor>,
-    /// Between attention and MLP of each recorded block: `(N, D)`.
-    pub middles: BTreeMap<usize, Tensor>,
-    /// After the last block of the target, recorded or not: `(N, D)`.
-    pub last: Tensor,
-}
-
-/// Runs the target over one window and records its states at the blocks in `recorded`.
-///
-/// # Errors
-/// When a tensor computation fails.
-pub fn states(
-    target: &Decoder,
-    window: &Window,
-    recorded: &BTreeSet<usize>,
-) -> Result<States, BuildError> {
-    let config = &target.config;
-    let rotary = RotaryTable::new(config, window.ids.dim(1)?);
-    let mut x = target.embed(&window.ids)?;
-    let (mut inputs, mut middles) = (BTreeMap::new(), BTreeMap::new());
-    for (index, layer) in target.layers.iter().enumerate() {
-        let record = recorded.contains(&index);
-        if record {
-            inputs.insert(index, window.pick(&x)?);
-        }
-        let attended = layer.attend(&x, config, &rotary)?;
-        x = layer.add_attended(&x, &attended, config)?;
-        if record {
-            middles.insert(index, window.pick(&x)?);
-        }
-        let gated = layer.gate(&x, config)?;
-        x = layer.add_gated(&x, &gated, config)?;
-    }
-    Ok(States { inputs, middles, last: window.pick(&x)? })
 }

@@ -1,12 +1,148 @@
-//! The draft folder's contents: configuration, model card, and the line that serves it.
+//! The draft folder: configuration, model card, report, manifest, and the line that serves it.
 
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use candle_core::DType;
 use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
 
-use super::plan::Plan;
-use super::prune::Selection;
+use super::pipeline::LONGEST_DRAFT;
+use super::search::best_length;
+use super::{BuildError, Made, Report, Settings, report};
+use crate::distill::Sample;
+use crate::hub::Target;
+use crate::model::decoder::Decoder;
+use crate::model::draft_folder::DraftFolder;
+use crate::model::manifest::{DraftManifest, sha256_bytes};
 use crate::model::{Family, ModelConfig};
+
+/// Writes the finished draft to `settings.output`.
+///
+/// # Errors
+/// When it cannot be written; nothing is left behind then.
+pub fn export(
+    target: &Target,
+    settings: &Settings,
+    made: &Made,
+    calibration: &[Sample],
+) -> Result<Report, BuildError> {
+    let (draft, story) = (&made.draft, &made.story);
+    let alpha = story.steps.last().map_or(0.0, |(_, scores)| scores.alpha);
+    let latency_ratio = settings.cost.latency_ratio(&draft.config, &target.config);
+    let (length, speedup) = best_length(alpha, latency_ratio, LONGEST_DRAFT);
+    let mut report = Report {
+        story: story.clone(),
+        target_parameters: target.config.parameters(),
+        draft_parameters: draft.config.parameters(),
+        latency_ratio,
+        num_speculative_tokens: length,
+        expected_speedup: speedup,
+        checksum: String::new(),
+        vllm_command: vllm_command(&target.name, &settings.output, length),
+    };
+    let extra = vec![
+        ("README.md".to_string(), report::card(target, draft, &report).into_bytes()),
+        ("report.html".to_string(), report::page(target, draft, &report)?.into_bytes()),
+    ];
+    let manifest = DraftManifest {
+        data_hash: data_hash(calibration),
+        seed: settings.seed,
+        settings: json!({
+            "request": settings.request,
+            "cost": settings.cost,
+            "plan": story.plan,
+            "layers": story.selection.layers,
+            "calibration": settings.calibration.as_ref().map(|p| p.display().to_string()),
+            "calibration_tokens": settings.calibration_tokens,
+            "temperature": settings.temperature,
+            "ridge": settings.ridge,
+            "init": settings.init,
+            "distill": settings.distill,
+            "prompts": settings.prompts.as_ref().map(|p| p.display().to_string()),
+        }),
+        scores: json!({
+            "steps": story.steps.iter().map(|(step, scores)| {
+                let mut object = json!(scores);
+                object["step"] = json!(step);
+                object
+            }).collect::<Vec<Value>>(),
+            "latency_ratio": latency_ratio,
+            "num_speculative_tokens": length,
+            "expected_speedup": speedup,
+        }),
+        ..blank(target)?
+    };
+    let written = write(target, draft, settings.dtype, &settings.output, extra, manifest)?;
+    report.checksum = written.checksum();
+    Ok(report)
+}
+
+/// The manifest of a first version, of which only the target is known.
+fn blank(target: &Target) -> Result<DraftManifest, BuildError> {
+    let tokenizer = target.companions.iter().find(|(name, _)| name == "tokenizer.json");
+    Ok(DraftManifest {
+        schema: 1,
+        version: "v000000".into(),
+        parent: None,
+        created_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_secs()),
+        target: target.name.clone(),
+        target_hash: target.hash()?,
+        tokenizer_hash: tokenizer.map(|(_, bytes)| sha256_bytes(bytes)).unwrap_or_default(),
+        data_hash: String::new(),
+        seed: 0,
+        settings: Value::Null,
+        scores: Value::Null,
+        files: Default::default(),
+    })
+}
+
+/// Writes a draft of which nothing but its values is of interest, in full precision.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn keep(target: &Target, draft: &Decoder, folder: &Path) -> Result<(), BuildError> {
+    write(target, draft, DType::F32, folder, Vec::new(), blank(target)?).map(drop)
+}
+
+fn write(
+    target: &Target,
+    draft: &Decoder,
+    dtype: DType,
+    folder: &Path,
+    extra: Vec<(String, Vec<u8>)>,
+    manifest: DraftManifest,
+) -> Result<DraftManifest, BuildError> {
+    let name = match dtype {
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        _ => "float32",
+    };
+    let mut companions = target.companions.clone();
+    companions.retain(|(name, _)| !extra.iter().any(|(other, _)| other == name));
+    companions.extend(extra);
+    let config = config_json(&target.config, &draft.config, name);
+    let tensors = draft.tensors();
+    let written = DraftFolder {
+        config: &config,
+        tensors: &tensors,
+        dtype,
+        companions: &companions,
+        manifest,
+    };
+    Ok(written.write(folder)?)
+}
+
+fn data_hash(samples: &[Sample]) -> String {
+    let mut hasher = Sha256::new();
+    for sample in samples {
+        for id in sample.prompt_ids.iter().chain(&sample.output_ids) {
+            hasher.update(id.to_le_bytes());
+        }
+        hasher.update(u32::MAX.to_le_bytes());
+    }
+    hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// Keys that describe the target's files rather than its mathematics.
 const STALE: [&str; 4] =
@@ -84,59 +220,11 @@ fn windows(target: &ModelConfig, draft: &ModelConfig, config: &mut Map<String, V
 }
 
 /// The command that serves the draft with vLLM.
-pub fn vllm_command(target: &str, draft: &Path) -> String {
+fn vllm_command(target: &str, draft: &Path, num_speculative_tokens: usize) -> String {
     let speculative = json!({
         "method": "draft_model",
         "model": draft.display().to_string(),
-        "num_speculative_tokens": 4,
+        "num_speculative_tokens": num_speculative_tokens,
     });
     format!("vllm serve {target} --speculative-config '{speculative}'")
-}
-
-/// The model card.
-pub fn model_card(
-    target: &str,
-    draft: &ModelConfig,
-    plan: &Plan,
-    selection: &Selection,
-    scores: &Value,
-    command: &str,
-) -> String {
-    let rows: String = scores
-        .get("steps")
-        .and_then(Value::as_array)
-        .into_iter()
-        .flatten()
-        .map(|step| {
-            let number = |key: &str| step.get(key).and_then(Value::as_f64).unwrap_or_default();
-            let name = step.get("step").and_then(Value::as_str).unwrap_or_default();
-            format!(
-                "| {name} | {:.3} | {:.3} | {:.2} |\n",
-                number("acceptance_rate"),
-                number("alpha"),
-                number("mean_accepted_length"),
-            )
-        })
-        .collect();
-    format!(
-        "---\nlibrary_name: transformers\ntags:\n- speculative-decoding\n- draft-model\n---\n\n\
-         # Draft for {target}\n\n\
-         Made by `da-build` out of the target itself, to be served as its draft in speculative \
-         decoding. It is not meant to answer on its own.\n\n\
-         - Parameters: {:.1} M stored, {:.1} M read for each drafted token\n\
-         - Shape: hidden {}, MLP {}, {} heads of {}, {} layers (the target's {:?})\n\
-         - Tokenizer, position limits and rotary settings are the target's\n\n\
-         Acceptance on the target's own held-out answers (greedy rule; alpha is the mean of \
-         Σ min(p, q); mean accepted length with 4 drafted tokens, bonus token included):\n\n\
-         | after | acceptance | alpha | mean accepted length |\n|---|---|---|---|\n{rows}\n\
-         ```\n{command}\n```\n",
-        draft.parameters() as f64 / 1e6,
-        draft.parameters_per_step() as f64 / 1e6,
-        plan.hidden_size,
-        plan.intermediate_size,
-        draft.num_attention_heads,
-        draft.head_dim,
-        draft.num_hidden_layers,
-        selection.layers(),
-    )
 }

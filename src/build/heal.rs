@@ -4,18 +4,21 @@
 //! readers get the best linear guess of the target's normalised state from the draft's own; then
 //! o_proj and down_proj are refitted so that the draft's residual lands on the projection of the
 //! target's, where down_proj aims at the input of the *next kept* block and so absorbs everything
-//! that was dropped in between. It costs no parameter and no gradient step.
+//! that was dropped in between. It costs no parameter and no gradient step, and needs of the
+//! target only what it is doing at the moment: several drafts can be healed along one walk.
 
 use candle_core::{D, Tensor};
 use faer::Mat;
 
 use super::BuildError;
-use super::calibrate::{States, Window, unit};
+use super::calibrate::{Window, unit};
 use super::linalg::{Gram, to_matrix, to_tensor};
 use super::plan::Plan;
 use super::prune::Selection;
-use super::slice::{Parts, Projection, WriteMap};
-use crate::model::decoder::{Decoder, Linear};
+use super::slice::{Projection, WriteMap};
+use super::stream::{Sight, Streamed, Walk};
+use crate::model::ModelConfig;
+use crate::model::decoder::{Decoder, DecoderLayer, Linear};
 use crate::model::ops::RotaryTable;
 
 /// How strongly each solve is pulled to what slicing alone would give, relative to the mean
@@ -32,147 +35,201 @@ impl Default for Ridge {
     }
 }
 
-/// One window of calibration text with where target and draft stand in it.
-struct Run<'a> {
-    window: &'a Window,
-    states: &'a States,
-    rotary: RotaryTable,
-    /// The draft's residual: `(B, T, K)`.
-    z: Tensor,
-}
-
-/// A place in the target's residual stream that the draft is fitted to.
+/// A draft to heal: its shape, what it keeps of the target, and how.
 #[derive(Clone, Copy)]
-enum Goal {
-    Input(usize),
-    Middle(usize),
-    Last,
+pub struct Patient<'a> {
+    pub plan: &'a Plan,
+    pub selection: &'a Selection,
+    pub map: &'a WriteMap,
+    pub ridge: Ridge,
 }
 
-impl Goal {
-    fn of(self, states: &States) -> Result<&Tensor, BuildError> {
-        let state = match self {
-            Self::Input(layer) => states.inputs.get(&layer),
-            Self::Middle(layer) => states.middles.get(&layer),
-            Self::Last => Some(&states.last),
-        };
-        state.ok_or_else(|| BuildError::Solve("the target's states were not recorded".into()))
-    }
-}
-
-/// Heals a draft of the given shape from the start; returns it complete. `text` holds the
-/// calibration windows with the target's states at every layer of `selection`.
+/// Heals drafts along one walk of `windows` through the target. `on_layer` is told of every block
+/// that the walk has passed.
 ///
 /// # Errors
-/// When a tensor computation or a solve fails, or a state was not recorded.
+/// When the target cannot be read, or a tensor computation or a solve fails.
 pub fn heal(
-    target: &Decoder,
-    plan: &Plan,
-    selection: &Selection,
-    map: &WriteMap,
-    text: &[(Window, States)],
-    ridge: Ridge,
+    target: Streamed<'_>,
+    windows: &[Window],
+    patients: &[Patient<'_>],
     on_layer: &mut dyn FnMut(usize),
-) -> Result<Decoder, BuildError> {
-    let config = plan.config(&target.config);
-    let device = target.embed_tokens.device();
-    let project = Projection { target: &target.config, draft: &config, map };
-    let mut runs = Vec::with_capacity(text.len());
-    for (window, states) in text {
-        let (b, t) = window.ids.dims2()?;
-        // (B, T, D) · (D, K) -> (B, T, K)
-        let embedded = target.embed(&window.ids)?.reshape((b * t, ()))?;
-        let z = embedded.matmul(&map.tensor)?.reshape((b, t, ()))?;
-        runs.push(Run { window, states, rotary: RotaryTable::new(&config, t), z });
+) -> Result<Vec<Decoder>, BuildError> {
+    let mut walk = Walk::new(target, windows)?;
+    let mut healings = patients
+        .iter()
+        .map(|patient| Healing::new(target.config, *patient, windows, &walk.residual))
+        .collect::<Result<Vec<_>, _>>()?;
+    while walk.step(&mut |index, layer, sight| {
+        healings.iter_mut().try_for_each(|healing| healing.see(index, layer, &sight))
+    })? {
+        on_layer(1);
     }
-    // The best linear guess of each goal's normalised state from the draft's: (K, D) each.
-    let fit = |runs: &[Run<'_>], goals: &[Goal]| -> Result<Vec<Tensor>, BuildError> {
-        let width = target.config.hidden_size;
-        let mut gram = Gram::new(plan.hidden_size, goals.len() * width);
-        for run in runs {
-            let draft = unit(&run.window.pick(&run.z)?, &config)?;
-            let states = goals
-                .iter()
-                .map(|goal| unit(goal.of(run.states)?, &target.config))
-                .collect::<Result<Vec<_>, _>>()?;
-            gram.add(&draft, &Tensor::cat(&states, 1)?, None)?;
-        }
-        let prior = map.prior();
-        let priors =
-            Mat::from_fn(prior.nrows(), goals.len() * width, |row, at| prior[(row, at % width)]);
-        let decoders = to_tensor(&gram.ridge(&priors, ridge.readers)?, device)?;
-        (0..goals.len())
-            .map(|goal| Ok(decoders.narrow(1, goal * width, width)?.contiguous()?))
-            .collect()
-    };
-
-    let own = selection.layers();
-    let mut layers = Vec::with_capacity(own.len());
-    for (kept, sources) in selection.blocks.iter().enumerate() {
-        let parts = Parts::new(sources, target)?;
-        let mut layer = project.layer(&parts.own, kept)?;
-        let goals: Vec<Goal> = parts.heads_of.iter().map(|layer| Goal::Input(*layer)).collect();
-        project.read_attention(&mut layer, &parts.heads, &fit(&runs, &goals)?)?;
-        let attended: Vec<Tensor> = runs
-            .iter()
-            .map(|run| Ok(layer.attend(&run.z, &config, &run.rotary)?))
-            .collect::<Result<_, BuildError>>()?;
-        let o_proj = parts.o_proj()?;
-        layer.o_proj = project.writer(&o_proj)?;
-        if !config.anatomy.post_norms {
-            let goal = Goal::Middle(own[kept]);
-            refit(&mut layer.o_proj, &runs, &attended, &o_proj, map, ridge.writers, goal)?;
-        }
-        for (run, attended) in runs.iter_mut().zip(&attended) {
-            run.z = layer.add_attended(&run.z, attended, &config)?;
-        }
-
-        let goals: Vec<Goal> = parts.mlps_of.iter().map(|layer| Goal::Middle(*layer)).collect();
-        project.read_mlp(&mut layer, &parts.mlps, &fit(&runs, &goals)?)?;
-        let gated: Vec<Tensor> = runs
-            .iter()
-            .map(|run| Ok(layer.gate(&run.z, &config)?))
-            .collect::<Result<_, BuildError>>()?;
-        let down_proj = parts.down_proj()?;
-        layer.down_proj = project.writer(&down_proj)?;
-        if !config.anatomy.post_norms {
-            let goal = own.get(kept + 1).map_or(Goal::Last, |next| Goal::Input(*next));
-            refit(&mut layer.down_proj, &runs, &gated, &down_proj, map, ridge.writers, goal)?;
-        }
-        for (run, gated) in runs.iter_mut().zip(&gated) {
-            run.z = layer.add_gated(&run.z, gated, &config)?;
-        }
-        layers.push(layer);
-        on_layer(kept + 1);
-    }
-    project.finish(target, layers, &fit(&runs, &[Goal::Last])?.swap_remove(0))
+    healings.into_iter().map(|healing| healing.finish(target, &walk.residual)).collect()
 }
 
-/// Refits the weights of a writer, whose bias stands, so that `z + inputs·Wᵀ + b` lands on the
-/// projection of the target's state. Rows count by the inverse of the target's RMS, else the few
-/// tokens of enormous norm would own the fit. Families that norm what a block gives are left as
-/// they are: their update is not linear in the writer.
-fn refit(
-    writer: &mut Linear,
-    runs: &[Run<'_>],
-    inputs: &[Tensor],
-    source: &Linear,
-    map: &WriteMap,
-    ridge: f64,
-    goal: Goal,
-) -> Result<(), BuildError> {
-    let prior: Mat<f64> = to_matrix(&source.weight.t()?.contiguous()?)? * &map.q;
-    let mut gram = Gram::new(prior.nrows(), prior.ncols());
-    for (run, input) in runs.iter().zip(inputs) {
-        let goal = goal.of(run.states)?;
-        let mut missing = (goal.matmul(&map.tensor)? - run.window.pick(&run.z)?)?;
-        if let Some(bias) = &writer.bias {
-            missing = missing.broadcast_sub(bias)?;
+/// A draft that follows the target.
+struct Healing<'a> {
+    target: &'a ModelConfig,
+    draft: ModelConfig,
+    patient: Patient<'a>,
+    windows: &'a [Window],
+    rotary: Vec<RotaryTable>,
+    /// The draft's residual in each window: `(B, T, K)`.
+    z: Vec<Tensor>,
+    layers: Vec<DecoderLayer>,
+    open: Option<Open>,
+}
+
+/// The block that is being healed: complete up to `down_proj`, whose goal is not seen yet.
+struct Open {
+    /// The target's block without what is dropped.
+    source: DecoderLayer,
+    layer: DecoderLayer,
+    /// The input of `down_proj` in each window: `(B, T, F)`.
+    gated: Vec<Tensor>,
+}
+
+impl<'a> Healing<'a> {
+    fn new(
+        target: &'a ModelConfig,
+        patient: Patient<'a>,
+        windows: &'a [Window],
+        embedded: &[Tensor],
+    ) -> Result<Self, BuildError> {
+        let draft = patient.plan.config(target);
+        let mut rotary = Vec::with_capacity(windows.len());
+        let mut z = Vec::with_capacity(windows.len());
+        for embedded in embedded {
+            let (b, t, d) = embedded.dims3()?;
+            rotary.push(RotaryTable::new(&draft, t));
+            // (B, T, D) · (D, K) -> (B, T, K)
+            let projected = embedded.reshape((b * t, d))?.matmul(&patient.map.tensor)?;
+            z.push(projected.reshape((b, t, ()))?);
         }
-        let weights = (goal.sqr()?.mean_keepdim(D::Minus1)? + 1e-12)?.sqrt()?.recip()?;
-        gram.add(&run.window.pick(input)?, &missing, Some(&weights))?;
+        let layers = Vec::new();
+        Ok(Self { target, draft, patient, windows, rotary, z, layers, open: None })
     }
-    let fitted = gram.ridge(&prior, ridge)?;
-    writer.weight = to_tensor(&fitted, writer.weight.device())?.t()?.contiguous()?;
-    Ok(())
+
+    fn see(
+        &mut self,
+        index: usize,
+        layer: &DecoderLayer,
+        sight: &Sight<'_>,
+    ) -> Result<(), BuildError> {
+        let kept = self.layers.len() + usize::from(self.open.is_some());
+        match sight {
+            Sight::Input(x) if self.patient.selection.layers.get(kept) == Some(&index) => {
+                self.close(x)?;
+                self.attention(kept, layer, x)
+            }
+            Sight::Middle(x) if self.is_open(index) => self.mlp(x),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the block `index` of the target is the one being healed.
+    fn is_open(&self, index: usize) -> bool {
+        let at = self.layers.len();
+        self.open.is_some() && self.patient.selection.layers.get(at) == Some(&index)
+    }
+
+    fn project(&self) -> Projection<'_> {
+        Projection { target: self.target, draft: &self.draft, map: self.patient.map }
+    }
+
+    fn attention(
+        &mut self,
+        kept: usize,
+        layer: &DecoderLayer,
+        goal: &[Tensor],
+    ) -> Result<(), BuildError> {
+        let source = self.patient.selection.pruned(layer, kept, self.target)?;
+        let mut layer = self.project().layer(&source, kept)?;
+        let decoder = self.decoder(goal)?;
+        self.project().read_attention(&mut layer, &source, &decoder)?;
+        self.open = Some(Open { source, layer, gated: Vec::new() });
+        Ok(())
+    }
+
+    fn mlp(&mut self, goal: &[Tensor]) -> Result<(), BuildError> {
+        let Some(mut open) = self.open.take() else { return Ok(()) };
+        let attended = self
+            .z
+            .iter()
+            .zip(&self.rotary)
+            .map(|(z, rotary)| Ok(open.layer.attend(z, &self.draft, rotary)?))
+            .collect::<Result<Vec<_>, BuildError>>()?;
+        open.layer.o_proj = self.writer(&open.source.o_proj, &attended, goal)?;
+        for (z, attended) in self.z.iter_mut().zip(&attended) {
+            *z = open.layer.add_attended(z, attended, &self.draft)?;
+        }
+        drop(attended);
+        let decoder = self.decoder(goal)?;
+        self.project().read_mlp(&mut open.layer, &open.source, &decoder)?;
+        let gate = |z: &Tensor| Ok(open.layer.gate(z, &self.draft)?);
+        open.gated = self.z.iter().map(gate).collect::<Result<_, BuildError>>()?;
+        self.open = Some(open);
+        Ok(())
+    }
+
+    /// Completes the open block, now that what it should lead to is seen.
+    fn close(&mut self, goal: &[Tensor]) -> Result<(), BuildError> {
+        let Some(mut open) = self.open.take() else { return Ok(()) };
+        open.layer.down_proj = self.writer(&open.source.down_proj, &open.gated, goal)?;
+        for (z, gated) in self.z.iter_mut().zip(&open.gated) {
+            *z = open.layer.add_gated(z, gated, &self.draft)?;
+        }
+        self.layers.push(open.layer);
+        Ok(())
+    }
+
+    fn finish(mut self, target: Streamed<'_>, last: &[Tensor]) -> Result<Decoder, BuildError> {
+        self.close(last)?;
+        let decoder = self.decoder(last)?;
+        let layers = std::mem::take(&mut self.layers);
+        self.project().finish(target, layers, &decoder)
+    }
+
+    /// The best linear guess of the target's normalised state from the draft's: `(K, D)`.
+    fn decoder(&self, goal: &[Tensor]) -> Result<Tensor, BuildError> {
+        let mut gram = Gram::new(self.draft.hidden_size, self.target.hidden_size);
+        for ((window, z), goal) in self.windows.iter().zip(&self.z).zip(goal) {
+            let draft = unit(&window.pick(z)?, &self.draft)?;
+            gram.add(&draft, &unit(&window.pick(goal)?, self.target)?, None)?;
+        }
+        let Patient { map, ridge, .. } = self.patient;
+        to_tensor(&gram.ridge(&map.prior(), ridge.readers)?, map.tensor.device())
+    }
+
+    /// A writer, projected and refitted so that `z + inputs·Wᵀ + b` lands on the projection of the
+    /// target's state; the bias stands. Rows count by the inverse of the target's RMS, else the few
+    /// tokens of enormous norm would own the fit. Families that norm what a block gives are left as
+    /// they are: their update is not linear in the writer.
+    fn writer(
+        &self,
+        source: &Linear,
+        inputs: &[Tensor],
+        goal: &[Tensor],
+    ) -> Result<Linear, BuildError> {
+        let mut writer = self.project().writer(source)?;
+        if self.draft.anatomy.post_norms {
+            return Ok(writer);
+        }
+        let Patient { map, ridge, .. } = self.patient;
+        let prior: Mat<f64> = to_matrix(&source.weight.t()?.contiguous()?)? * &map.q;
+        let mut gram = Gram::new(prior.nrows(), prior.ncols());
+        for (at, (window, goal)) in self.windows.iter().zip(goal).enumerate() {
+            let goal = window.pick(goal)?;
+            let mut missing = (goal.matmul(&map.tensor)? - window.pick(&self.z[at])?)?;
+            if let Some(bias) = &writer.bias {
+                missing = missing.broadcast_sub(bias)?;
+            }
+            let weights = (goal.sqr()?.mean_keepdim(D::Minus1)? + 1e-12)?.sqrt()?.recip()?;
+            gram.add(&window.pick(&inputs[at])?, &missing, Some(&weights))?;
+        }
+        let fitted = gram.ridge(&prior, ridge.writers)?;
+        writer.weight = to_tensor(&fitted, map.tensor.device())?.t()?.contiguous()?;
+        Ok(writer)
+    }
 }

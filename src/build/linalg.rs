@@ -21,6 +21,19 @@ impl Gram {
         Self { xx: Mat::zeros(p, p), xy: Mat::zeros(p, q) }
     }
 
+    /// Width p of the inputs.
+    pub fn width(&self) -> usize {
+        self.xx.nrows()
+    }
+
+    /// Adds rows `x` `(N, p)` to `Σ xᵀx` alone.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn add_inputs(&mut self, x: &Tensor) -> Result<(), BuildError> {
+        self.add(x, &x.narrow(1, 0, 0)?, None)
+    }
+
     /// Adds rows `x` `(N, p)` and `y` `(N, q)`; `weights` `(N, 1)` multiply both sides of each
     /// row's equation.
     ///
@@ -40,10 +53,10 @@ impl Gram {
                 let weights = weights.narrow(0, start, count)?;
                 (x, y) = (x.broadcast_mul(&weights)?, y.broadcast_mul(&weights)?);
             }
-            let transposed = x.t()?.contiguous()?;
-            accumulate(&mut self.xx, &transposed.matmul(&x.contiguous()?)?)?;
+            let transposed = x.t()?;
+            accumulate(&mut self.xx, &transposed.matmul(&x)?)?;
             if self.xy.ncols() > 0 {
-                accumulate(&mut self.xy, &transposed.matmul(&y.contiguous()?)?)?;
+                accumulate(&mut self.xy, &transposed.matmul(&y)?)?;
             }
         }
         Ok(())
@@ -75,22 +88,39 @@ impl Gram {
     }
 }
 
-/// The `k` eigenvectors of the symmetric `c` with the largest eigenvalues, `(d, k)`, and the share
-/// of the trace that they hold.
-///
-/// # Errors
-/// When the decomposition does not converge.
-pub fn top_eigenvectors(c: &Mat<f64>, k: usize) -> Result<(Mat<f64>, f64), BuildError> {
-    let d = c.nrows();
-    let eigen = c
-        .self_adjoint_eigen(Side::Lower)
-        .map_err(|e| BuildError::Solve(format!("eigenvectors of width {d}: {e:?}")))?;
-    let (vectors, values) = (eigen.U(), eigen.S().column_vector());
-    let total: f64 = (0..d).map(|i| values[i]).sum();
-    let kept: f64 = (d - k..d).map(|i| values[i]).sum();
-    // Eigenvalues come in ascending order.
-    let top = Mat::from_fn(d, k, |row, column| vectors[(row, d - 1 - column)]);
-    Ok((top, kept / total))
+/// Eigenvectors of a symmetric matrix with their eigenvalues, the largest first.
+#[derive(Debug, Clone)]
+pub struct Spectrum {
+    /// `(D, D)`, one eigenvector in each column.
+    pub vectors: Mat<f64>,
+    pub values: Vec<f64>,
+}
+
+impl Spectrum {
+    /// Decomposes `c`.
+    ///
+    /// # Errors
+    /// When the decomposition does not converge.
+    pub fn new(c: &Mat<f64>) -> Result<Self, BuildError> {
+        let d = c.nrows();
+        let eigen = c
+            .self_adjoint_eigen(Side::Lower)
+            .map_err(|e| BuildError::Solve(format!("eigenvectors of width {d}: {e:?}")))?;
+        // They come in ascending order.
+        let (u, values) = (eigen.U(), eigen.S().column_vector());
+        Ok(Self {
+            vectors: Mat::from_fn(d, d, |row, column| u[(row, d - 1 - column)]),
+            values: (0..d).rev().map(|i| values[i]).collect(),
+        })
+    }
+
+    /// The first `k` eigenvectors, `(D, k)`, and the share of the trace that they hold.
+    pub fn top(&self, k: usize) -> (Mat<f64>, f64) {
+        let d = self.vectors.nrows();
+        let kept: f64 = self.values[..k].iter().sum();
+        let top = Mat::from_fn(d, k, |row, column| self.vectors[(row, column)]);
+        (top, kept / self.values.iter().sum::<f64>())
+    }
 }
 
 fn accumulate(sum: &mut Mat<f64>, part: &Tensor) -> Result<(), BuildError> {
@@ -162,7 +192,7 @@ mod tests {
     #[test]
     fn eigenvectors_are_orthonormal_and_ordered() {
         let c = Mat::from_fn(3, 3, |i, j| if i == j { [1.0, 5.0, 3.0][i] } else { 0.0 });
-        let (q, kept) = top_eigenvectors(&c, 2).unwrap();
+        let (q, kept) = Spectrum::new(&c).unwrap().top(2);
         assert!((kept - 8.0 / 9.0).abs() < 1e-12);
         assert!((q[(1, 0)].abs() - 1.0).abs() < 1e-12 && (q[(2, 1)].abs() - 1.0).abs() < 1e-12);
         let gram = q.transpose() * &q;

@@ -1,6 +1,9 @@
 //! The shape of the draft: what is asked for, and what that comes to.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::BuildError;
 use crate::model::{Family, ModelConfig};
@@ -16,8 +19,12 @@ pub struct Request {
     pub mlp: Option<f64>,
     /// Attention heads, in whole key-value groups (`--heads`).
     pub heads: Option<f64>,
-    /// Stored parameters as a share of the target's (`--target-size`).
+    /// Most stored parameters, as a share of the target's (`--target-size`).
     pub target_size: Option<f64>,
+    /// Most stored parameters (`--target-params`).
+    pub target_params: Option<usize>,
+    /// Longest decode step, as a share of the target's (`--latency-ratio`).
+    pub latency_ratio: Option<f64>,
 }
 
 /// The sizes of the draft; which layers, heads and channels are kept is decided by measurement.
@@ -33,90 +40,130 @@ pub struct Plan {
 /// depth, and MLP channels are the cheapest thing to lose.
 const DEFAULT: Shape = Shape { embedding: 0.5, layers: 0.2, mlp: 0.5, heads: 1.0 };
 
+/// Multipliers of the four axes, in (0, 1].
 #[derive(Debug, Clone, Copy)]
-struct Shape {
-    embedding: f64,
-    layers: f64,
-    mlp: f64,
-    heads: f64,
+pub(super) struct Shape {
+    pub(super) embedding: f64,
+    pub(super) layers: f64,
+    pub(super) mlp: f64,
+    pub(super) heads: f64,
 }
 
-/// Steps of the search for a size, from the least harmful cut on: layers first (they cost
-/// latency), then MLP channels, width last (it costs most acceptance per parameter).
-const LADDER: [Shape; 12] = [
-    Shape { embedding: 1.0, layers: 0.5, mlp: 0.75, heads: 1.0 },
-    Shape { embedding: 1.0, layers: 0.3, mlp: 0.75, heads: 1.0 },
-    Shape { embedding: 1.0, layers: 0.2, mlp: 0.5, heads: 1.0 },
-    Shape { embedding: 0.75, layers: 0.2, mlp: 0.5, heads: 1.0 },
-    Shape { embedding: 0.625, layers: 0.2, mlp: 0.5, heads: 1.0 },
-    DEFAULT,
-    Shape { embedding: 0.5, layers: 0.13, mlp: 0.5, heads: 1.0 },
-    Shape { embedding: 0.375, layers: 0.13, mlp: 0.5, heads: 1.0 },
-    Shape { embedding: 0.3, layers: 0.13, mlp: 0.375, heads: 0.67 },
-    Shape { embedding: 0.22, layers: 0.1, mlp: 0.25, heads: 0.67 },
-    Shape { embedding: 0.16, layers: 0.1, mlp: 0.25, heads: 0.34 },
-    Shape { embedding: 0.1, layers: 0.07, mlp: 0.2, heads: 0.34 },
-];
+impl std::fmt::Display for Plan {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { hidden_size, intermediate_size, num_hidden_layers, num_key_value_heads } = self;
+        write!(
+            formatter,
+            "hidden {hidden_size}, MLP {intermediate_size}, {num_hidden_layers} layers, \
+             {num_key_value_heads} key-value groups"
+        )
+    }
+}
 
-impl Plan {
-    /// Turns a request into sizes that vLLM loads: widths in multiples of 32, whole head groups,
-    /// hidden size a multiple of the number of heads.
+/// A plan that was printed before: sizes, and the target's layers if they were chosen already.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlanFile {
+    pub plan: Plan,
+    pub layers: Option<Vec<usize>>,
+}
+
+impl PlanFile {
+    /// Reads what `da-build --json` printed, or a draft's manifest.
     ///
     /// # Errors
-    /// When a multiplier is outside (0, 1], or the size asked for cannot be reached.
-    pub fn new(target: &ModelConfig, request: &Request) -> Result<Self, BuildError> {
-        for (flag, value) in [
-            ("--es", request.embedding),
-            ("--ls", request.layers),
-            ("--mlp", request.mlp),
-            ("--heads", request.heads),
-            ("--target-size", request.target_size),
-        ] {
-            if let Some(value) = value.filter(|v| !(*v > 0.0 && *v <= 1.0)) {
-                return Err(BuildError::Request {
-                    flag,
-                    got: value.to_string(),
-                    expected: "a number above 0 and at most 1",
-                });
-            }
+    /// When the file cannot be read or holds no plan.
+    pub fn read(path: &Path) -> Result<Self, BuildError> {
+        let fail = |reason: String| BuildError::PlanFile { path: path.into(), reason };
+        let text = std::fs::read(path).map_err(|e| fail(e.to_string()))?;
+        let document: Value = serde_json::from_slice(&text).map_err(|e| fail(e.to_string()))?;
+        let holder = document.get("settings").unwrap_or(&document);
+        if holder.get("plan").is_none() {
+            return Err(fail("it has no \"plan\"".into()));
         }
-        if let Some(es) = request.embedding.filter(|es| *es < 1.0 && keeps_width(target)) {
-            return Err(BuildError::Request {
-                flag: "--es",
-                got: es.to_string(),
-                expected: "1 for this family, whose servers insist on tied embeddings: cut --ls, \
-                           --mlp or --heads",
-            });
-        }
-        let Some(size) = request.target_size else {
-            // Flags that are set stand; an axis that is not mentioned stays whole, unless
-            // nothing at all was asked for.
-            let given = [request.embedding, request.layers, request.mlp, request.heads];
-            let shape = if given.iter().all(Option::is_none) {
-                DEFAULT
-            } else {
-                Shape { embedding: 1.0, layers: 1.0, mlp: 1.0, heads: 1.0 }
-            };
-            return Ok(Self::from_shape(target, request.over(shape)));
-        };
-        let budget = size * target.parameters() as f64;
-        let mut smallest = usize::MAX;
-        for shape in LADDER {
-            let plan = Self::from_shape(target, request.over(shape));
-            let parameters = plan.config(target).parameters();
-            if parameters as f64 <= budget {
-                return Ok(plan);
-            }
-            smallest = smallest.min(parameters);
-        }
-        Err(BuildError::TooSmall {
-            asked: size,
-            smallest: smallest as f64 / target.parameters() as f64,
-            vocab_size: target.vocab_size,
-        })
+        serde_json::from_value(holder.clone()).map_err(|e| fail(e.to_string()))
     }
 
-    fn from_shape(target: &ModelConfig, shape: Shape) -> Self {
+    /// Refuses sizes and layers that the target cannot give.
+    ///
+    /// # Errors
+    /// When they do not fit.
+    pub fn check(&self, target: &ModelConfig) -> Result<(), BuildError> {
+        self.plan.check(target)?;
+        let Some(layers) = &self.layers else { return Ok(()) };
+        let ascending = layers.windows(2).all(|pair| pair[0] < pair[1]);
+        let inside = layers.iter().all(|layer| *layer < target.num_hidden_layers);
+        if layers.len() == self.plan.num_hidden_layers && ascending && inside {
+            return Ok(());
+        }
+        Err(BuildError::Plan(format!(
+            "layers are {layers:?}, expected {} ascending numbers below {}",
+            self.plan.num_hidden_layers, target.num_hidden_layers
+        )))
+    }
+}
+
+impl Plan {
+    /// Turns what a request says of the axes into sizes that vLLM loads: widths in multiples of
+    /// 32, whole head groups, hidden size a multiple of the number of heads. Limits are the
+    /// search's affair.
+    ///
+    /// # Errors
+    /// When a multiplier is outside (0, 1].
+    pub fn new(target: &ModelConfig, request: &Request) -> Result<Self, BuildError> {
+        request.check(target)?;
+        // Flags that are set stand; an axis that is not mentioned stays whole, unless nothing at
+        // all was asked for.
+        let given = [request.embedding, request.layers, request.mlp, request.heads];
+        let shape = if given.iter().all(Option::is_none) {
+            DEFAULT
+        } else {
+            Shape { embedding: 1.0, layers: 1.0, mlp: 1.0, heads: 1.0 }
+        };
+        Ok(Self::from_shape(target, request.over(shape)))
+    }
+
+    /// Refuses sizes, as read from a file, that the target cannot give.
+    ///
+    /// # Errors
+    /// When a size is 0, exceeds the target's, or does not go together with the others.
+    pub fn check(&self, target: &ModelConfig) -> Result<(), BuildError> {
+        let refuse = |name: &str, got: usize, expected: String| {
+            Err(BuildError::Plan(format!("{name} is {got}, expected {expected}")))
+        };
+        for (name, got, most) in [
+            ("hidden_size", self.hidden_size, target.hidden_size),
+            ("intermediate_size", self.intermediate_size, target.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers, target.num_hidden_layers),
+            ("num_key_value_heads", self.num_key_value_heads, target.num_key_value_heads),
+        ] {
+            if got == 0 || got > most {
+                return refuse(name, got, format!("1 to the target's {most}"));
+            }
+        }
+        let heads =
+            self.num_key_value_heads * target.num_attention_heads / target.num_key_value_heads;
+        if keeps_width(target) && self.hidden_size != target.hidden_size {
+            let expected = format!("{} as in the target, for this family", target.hidden_size);
+            return refuse("hidden_size", self.hidden_size, expected);
+        }
+        if target.family == Family::StableLm && self.hidden_size != heads * target.head_dim {
+            let expected = format!("{} heads of {}", heads, target.head_dim);
+            return refuse("hidden_size", self.hidden_size, expected);
+        }
+        Ok(())
+    }
+
+    /// Whether this plan has at least as much of everything as another one.
+    pub(super) fn exceeds(&self, other: &Self) -> bool {
+        self != other
+            && self.hidden_size >= other.hidden_size
+            && self.intermediate_size >= other.intermediate_size
+            && self.num_hidden_layers >= other.num_hidden_layers
+            && self.num_key_value_heads >= other.num_key_value_heads
+    }
+
+    /// The sizes that multipliers come to.
+    pub(super) fn from_shape(target: &ModelConfig, shape: Shape) -> Self {
         let groups = target.num_key_value_heads;
         let mut kept = ((groups as f64 * shape.heads).round() as usize).clamp(1, groups);
         let group = target.num_attention_heads / groups;
@@ -210,6 +257,50 @@ fn keeps_width(target: &ModelConfig) -> bool {
 }
 
 impl Request {
+    /// Refuses values that are out of range.
+    ///
+    /// # Errors
+    /// When one is.
+    pub fn check(&self, target: &ModelConfig) -> Result<(), BuildError> {
+        for (flag, value) in [
+            ("--es", self.embedding),
+            ("--ls", self.layers),
+            ("--mlp", self.mlp),
+            ("--heads", self.heads),
+            ("--target-size", self.target_size),
+            ("--latency-ratio", self.latency_ratio),
+        ] {
+            if let Some(value) = value.filter(|v| !(*v > 0.0 && *v <= 1.0)) {
+                return Err(BuildError::Request {
+                    flag,
+                    got: value.to_string(),
+                    expected: "a number above 0 and at most 1",
+                });
+            }
+        }
+        if let Some(es) = self.embedding.filter(|es| *es < 1.0 && keeps_width(target)) {
+            return Err(BuildError::Request {
+                flag: "--es",
+                got: es.to_string(),
+                expected: "1 for this family, whose servers insist on tied embeddings: cut --ls, \
+                           --mlp or --heads",
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether the shape is to be found under a limit.
+    pub fn is_limited(&self) -> bool {
+        self.target_size.is_some() || self.target_params.is_some() || self.latency_ratio.is_some()
+    }
+
+    /// Most stored parameters.
+    pub(super) fn budget(&self, target: &ModelConfig) -> f64 {
+        let share = self.target_size.map(|size| size * target.parameters() as f64);
+        let count = self.target_params.map(|count| count as f64);
+        share.unwrap_or(f64::INFINITY).min(count.unwrap_or(f64::INFINITY))
+    }
+
     fn over(&self, shape: Shape) -> Shape {
         Shape {
             embedding: self.embedding.unwrap_or(shape.embedding),

@@ -1,112 +1,55 @@
 //! Which layers, head groups and MLP channels the draft keeps.
 
-use std::collections::BTreeSet;
-
 use candle_core::Tensor;
 
 use super::BuildError;
 use super::calibrate::Statistics;
 use super::plan::Plan;
-use crate::model::decoder::{Decoder, DecoderLayer, Linear};
+use crate::model::ModelConfig;
+use crate::model::decoder::{DecoderLayer, Linear};
 
-/// What a block of the draft takes from one block of the target, in the target's numbering,
-/// ascending.
-#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Source {
-    pub layer: usize,
-    /// Key-value groups with their query heads.
-    pub groups: Vec<usize>,
-    /// MLP channels.
-    pub channels: Vec<usize>,
-}
-
-/// What is kept: for each block of the draft one source or, where it stands in for several blocks
-/// of the target, a source for each of these. The first source is the block's own.
+/// What is kept, in the target's numbering, ascending.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Selection {
-    pub blocks: Vec<Vec<Source>>,
-}
-
-/// Where a block may take its heads and channels from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Gather {
-    /// From its own block of the target.
-    Own,
-    /// MLP channels also from the blocks dropped behind it, the most important first.
-    Channels,
-    /// MLP channels and head groups.
-    All,
+    pub layers: Vec<usize>,
+    /// Key-value groups of each kept layer.
+    pub groups: Vec<Vec<usize>>,
+    /// MLP channels of each kept layer.
+    pub channels: Vec<Vec<usize>>,
 }
 
 impl Selection {
-    /// Takes the most important groups and channels: of the given layers, or of these and the
-    /// layers dropped behind each of them.
-    pub fn new(statistics: &Statistics, plan: &Plan, layers: &[usize], gather: Gather) -> Self {
-        let total = statistics.channels.len();
-        let blocks = layers.iter().enumerate().map(|(kept, layer)| {
-            let own = *layer..layer + 1;
-            let stretch = *layer..layers.get(kept + 1).copied().unwrap_or(total);
-            let best = |scores: &[Vec<f64>], from: std::ops::Range<usize>, keep: usize| {
-                let pool: Vec<(usize, usize)> = from
-                    .flat_map(|layer| (0..scores[layer].len()).map(move |index| (layer, index)))
-                    .collect();
-                let flat: Vec<f64> = pool.iter().map(|(l, i)| scores[*l][*i]).collect();
-                top(&flat, keep).into_iter().map(|at| pool[at]).collect::<Vec<_>>()
-            };
-            let (heads, mlp) = match gather {
-                Gather::Own => (own.clone(), own),
-                Gather::Channels => (own, stretch.clone()),
-                Gather::All => (stretch.clone(), stretch.clone()),
-            };
-            let groups = best(&statistics.groups, heads, plan.num_key_value_heads);
-            let channels = best(&statistics.channels, mlp, plan.intermediate_size);
-            let of = |kept: &[(usize, usize)], layer: usize| -> Vec<usize> {
-                kept.iter().filter(|(l, _)| *l == layer).map(|(_, index)| *index).collect()
-            };
-            (*layer..total)
-                .map(|layer| Source {
-                    layer,
-                    groups: of(&groups, layer),
-                    channels: of(&channels, layer),
-                })
-                .filter(|source| {
-                    source.layer == *layer
-                        || !source.groups.is_empty()
-                        || !source.channels.is_empty()
-                })
-                .collect()
-        });
-        Self { blocks: blocks.collect() }
+    /// Takes the most important groups and channels of the given layers.
+    pub fn new(statistics: &Statistics, plan: &Plan, layers: Vec<usize>) -> Self {
+        let best = |scores: &[Vec<f64>], keep: usize| -> Vec<Vec<usize>> {
+            layers.iter().map(|layer| top(&scores[*layer], keep)).collect()
+        };
+        Self {
+            groups: best(&statistics.groups, plan.num_key_value_heads),
+            channels: best(&statistics.channels, plan.intermediate_size),
+            layers,
+        }
     }
 
-    /// Every block of the target that something is taken from.
-    pub fn sources(&self) -> BTreeSet<usize> {
-        self.blocks.iter().flatten().map(|source| source.layer).collect()
-    }
-
-    /// The target's block that each block of the draft comes from.
-    pub fn layers(&self) -> Vec<usize> {
-        self.blocks.iter().filter_map(|sources| Some(sources.first()?.layer)).collect()
-    }
-}
-
-impl Source {
-    /// The target's block without what is dropped.
+    /// The block `layer`, which is the `kept`-th one of the selection, without what is dropped.
     ///
     /// # Errors
     /// When a tensor computation fails.
-    pub fn pruned(&self, target: &Decoder) -> Result<DecoderLayer, BuildError> {
-        let (config, layer) = (&target.config, &target.layers[self.layer]);
-        let device = target.embed_tokens.device();
+    pub fn pruned(
+        &self,
+        layer: &DecoderLayer,
+        kept: usize,
+        config: &ModelConfig,
+    ) -> Result<DecoderLayer, BuildError> {
+        let device = layer.q_proj.weight.device();
         let heads = config.num_attention_heads / config.num_key_value_heads * config.head_dim;
         let index = |positions: Vec<u32>| Tensor::new(positions, device);
         let spans = |width: usize| -> Vec<u32> {
-            let groups = self.groups.iter();
+            let groups = self.groups[kept].iter();
             groups.flat_map(|g| (g * width..(g + 1) * width).map(|i| i as u32)).collect()
         };
         let (queries, keys) = (index(spans(heads))?, index(spans(config.head_dim))?);
-        let channels = index(self.channels.iter().map(|c| *c as u32).collect())?;
+        let channels = index(self.channels[kept].iter().map(|c| *c as u32).collect())?;
         let rows = |linear: &Linear, kept: &Tensor| -> Result<Linear, BuildError> {
             let bias = linear.bias.as_ref().map(|bias| bias.index_select(kept, 0)).transpose()?;
             Ok(Linear { weight: linear.weight.index_select(kept, 0)?, bias })

@@ -15,10 +15,10 @@ use candle_core::{DType, Device, Tensor};
 use faer::Mat;
 
 use super::BuildError;
-use super::calibrate::Statistics;
-use super::linalg::{to_tensor, top_eigenvectors};
+use super::linalg::{Spectrum, to_tensor};
 use super::plan::Plan;
-use super::prune::{Selection, Source};
+use super::prune::Selection;
+use super::stream::Streamed;
 use crate::model::decoder::{Decoder, DecoderLayer, Linear, Norm};
 use crate::model::{ModelConfig, NormKind};
 
@@ -33,32 +33,28 @@ pub struct WriteMap {
 }
 
 impl WriteMap {
-    /// The leading directions of the RMS-normalised residual over all norm sites. The raw residual
-    /// would be the wrong thing to look at: a few tokens of enormous norm own its covariance.
+    /// The leading directions of the RMS-normalised residual over all norm sites, from the spectrum
+    /// of its covariance. The raw residual would be the wrong thing to look at: a few tokens of
+    /// enormous norm own its covariance.
     ///
     /// # Errors
-    /// When the decomposition fails.
+    /// When the tensor cannot be made.
     pub fn new(
-        statistics: &Statistics,
+        spectrum: &Spectrum,
         k: usize,
         norm: NormKind,
         device: &Device,
     ) -> Result<Self, BuildError> {
-        let d = statistics.covariances[0].nrows();
+        let d = spectrum.values.len();
         if k == d {
             let q = Mat::<f64>::identity(d, d);
             return Ok(Self { tensor: to_tensor(&q, device)?, q, kept: 1.0 });
-        }
-        let mut sum = Mat::<f64>::zeros(d, d);
-        for covariance in &statistics.covariances {
-            let trace: f64 = (0..d).map(|i| covariance[(i, i)]).sum();
-            sum += covariance * faer::Scale(1.0 / trace.max(f64::MIN_POSITIVE));
         }
         let directions = match norm {
             NormKind::Rms | NormKind::RmsOffset => k,
             NormKind::Layer => k - 1,
         };
-        let (directions, kept) = top_eigenvectors(&sum, directions)?;
+        let (directions, kept) = spectrum.top(directions);
         Self::along(directions, kept, norm, device)
     }
 
@@ -204,45 +200,36 @@ impl Projection<'_> {
         Ok(layer)
     }
 
-    /// Makes the projections before attention those of the sources, side by side, each reading
-    /// through its own decoder.
+    /// Makes the projections before attention read through a decoder.
     ///
     /// # Errors
     /// When the shapes do not fit.
     pub fn read_attention(
         &self,
         layer: &mut DecoderLayer,
-        sources: &[DecoderLayer],
-        decoders: &[Tensor],
+        source: &DecoderLayer,
+        decoder: &Tensor,
     ) -> Result<(), BuildError> {
-        let (mut query, mut key, mut value) = (Vec::new(), Vec::new(), Vec::new());
-        for (source, decoder) in sources.iter().zip(decoders) {
-            let norm = &source.input_layernorm;
-            query.push(self.head_reader(&source.q_proj, norm, decoder)?);
-            key.push(self.head_reader(&source.k_proj, norm, decoder)?);
-            value.push(self.reader(&source.v_proj, norm, decoder)?);
-        }
-        (layer.q_proj, layer.k_proj, layer.v_proj) = (stack(&query)?, stack(&key)?, stack(&value)?);
+        let norm = &source.input_layernorm;
+        layer.q_proj = self.head_reader(&source.q_proj, norm, decoder)?;
+        layer.k_proj = self.head_reader(&source.k_proj, norm, decoder)?;
+        layer.v_proj = self.reader(&source.v_proj, norm, decoder)?;
         Ok(())
     }
 
-    /// Makes the projections of the MLP those of the sources, each reading through its own
-    /// decoder.
+    /// Makes the projections of the MLP read through a decoder.
     ///
     /// # Errors
     /// When the shapes do not fit.
     pub fn read_mlp(
         &self,
         layer: &mut DecoderLayer,
-        sources: &[DecoderLayer],
-        decoders: &[Tensor],
+        source: &DecoderLayer,
+        decoder: &Tensor,
     ) -> Result<(), BuildError> {
-        let (mut gate, mut up) = (Vec::new(), Vec::new());
-        for (source, decoder) in sources.iter().zip(decoders) {
-            gate.push(self.reader(&source.gate_proj, source.mlp_norm(), decoder)?);
-            up.push(self.reader(&source.up_proj, source.mlp_norm(), decoder)?);
-        }
-        (layer.gate_proj, layer.up_proj) = (stack(&gate)?, stack(&up)?);
+        let norm = source.mlp_norm();
+        layer.gate_proj = self.reader(&source.gate_proj, norm, decoder)?;
+        layer.up_proj = self.reader(&source.up_proj, norm, decoder)?;
         Ok(())
     }
 
@@ -253,25 +240,23 @@ impl Projection<'_> {
     /// When the shapes do not fit.
     pub fn finish(
         &self,
-        target: &Decoder,
+        target: Streamed<'_>,
         layers: Vec<DecoderLayer>,
         decoder: &Tensor,
     ) -> Result<Decoder, BuildError> {
-        if self.draft.anatomy.post_norms {
-            return Ok(Decoder {
-                config: self.draft.clone(),
-                embed_tokens: target.embed_tokens.clone(),
-                layers,
-                norm: target.norm.clone(),
-                lm_head: target.embed_tokens.clone(),
-            });
+        let config = self.draft.clone();
+        if config.anatomy.post_norms {
+            let embed_tokens = target.embed_tokens()?;
+            let (norm, lm_head) = (target.norm()?, embed_tokens.clone());
+            return Ok(Decoder { config, embed_tokens, layers, norm, lm_head });
         }
+        let norm = target.norm()?;
         Ok(Decoder {
-            config: self.draft.clone(),
-            embed_tokens: target.embed_tokens.matmul(&self.map.tensor)?,
+            config,
+            embed_tokens: target.map_embeddings(&|rows| Ok(rows.matmul(&self.map.tensor)?))?,
             layers,
             norm: self.norm()?,
-            lm_head: self.read(&target.lm_head, &target.norm, decoder)?,
+            lm_head: target.map_head(&|rows| self.read(rows, &norm, decoder))?,
         })
     }
 
@@ -302,109 +287,27 @@ pub fn read_through(
     Ok(reader.broadcast_mul(gain)?.matmul(&decoder.t()?.contiguous()?)?)
 }
 
-/// What a block of the draft is made of: blocks of the target without what is dropped.
-pub struct Parts {
-    /// The block's own, whose norms and window it has.
-    pub own: DecoderLayer,
-    /// Those that give heads, and which of the target's blocks they are.
-    pub heads: Vec<DecoderLayer>,
-    pub heads_of: Vec<usize>,
-    /// Those that give MLP channels, and which of the target's blocks they are.
-    pub mlps: Vec<DecoderLayer>,
-    pub mlps_of: Vec<usize>,
-}
-
-impl Parts {
-    /// Takes from the target what the sources keep.
-    ///
-    /// # Errors
-    /// When a tensor computation fails.
-    pub fn new(sources: &[Source], target: &Decoder) -> Result<Self, BuildError> {
-        let own = target.layers[sources[0].layer].clone();
-        let mut parts = Self {
-            own,
-            heads: Vec::new(),
-            heads_of: Vec::new(),
-            mlps: Vec::new(),
-            mlps_of: Vec::new(),
-        };
-        for source in sources {
-            let pruned = source.pruned(target)?;
-            if !source.groups.is_empty() {
-                parts.heads.push(pruned.clone());
-                parts.heads_of.push(source.layer);
-            }
-            if !source.channels.is_empty() {
-                parts.mlps.push(pruned);
-                parts.mlps_of.push(source.layer);
-            }
-        }
-        Ok(parts)
-    }
-
-    /// What writes the heads' outputs into the target's residual.
-    ///
-    /// # Errors
-    /// When the shapes do not fit.
-    pub fn o_proj(&self) -> Result<Linear, BuildError> {
-        sum(self.heads.iter().map(|source| &source.o_proj))
-    }
-
-    /// What writes the MLP's channels into the target's residual.
-    ///
-    /// # Errors
-    /// When the shapes do not fit.
-    pub fn down_proj(&self) -> Result<Linear, BuildError> {
-        sum(self.mlps.iter().map(|source| &source.down_proj))
-    }
-}
-
-/// Projections of the same input as one: outputs side by side.
-fn stack(parts: &[Linear]) -> Result<Linear, BuildError> {
-    let weights: Vec<&Tensor> = parts.iter().map(|part| &part.weight).collect();
-    let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.bias.as_ref()).collect();
-    let bias = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, 0)?) };
-    Ok(Linear { weight: Tensor::cat(&weights, 0)?, bias })
-}
-
-/// The sum of projections of different inputs as one projection of these inputs side by side.
-fn sum<'a>(parts: impl Iterator<Item = &'a Linear>) -> Result<Linear, BuildError> {
-    let (mut weights, mut bias): (Vec<&Tensor>, Option<Tensor>) = (Vec::new(), None);
-    for part in parts {
-        weights.push(&part.weight);
-        bias = match (bias, &part.bias) {
-            (Some(sum), Some(other)) => Some((sum + other)?),
-            (sum, other) => sum.or_else(|| other.clone()),
-        };
-    }
-    Ok(Linear { weight: Tensor::cat(&weights, 1)?, bias })
-}
-
 /// The draft with nothing repaired: selected layers, heads and channels, projected by `map`.
 ///
 /// # Errors
-/// When a tensor computation fails.
+/// When the target cannot be read or a tensor computation fails.
 pub fn slice(
-    target: &Decoder,
+    target: Streamed<'_>,
     plan: &Plan,
     selection: &Selection,
     map: &WriteMap,
 ) -> Result<Decoder, BuildError> {
-    let config = plan.config(&target.config);
-    let mut layers = Vec::with_capacity(selection.blocks.len());
-    let project = Projection { target: &target.config, draft: &config, map };
-    let decoder = to_tensor(&map.prior(), target.embed_tokens.device())?;
-    for (kept, sources) in selection.blocks.iter().enumerate() {
-        let parts = Parts::new(sources, target)?;
-        let mut layer = project.layer(&parts.own, kept)?;
-        project.read_attention(
-            &mut layer,
-            &parts.heads,
-            &vec![decoder.clone(); parts.heads.len()],
-        )?;
-        layer.o_proj = project.writer(&parts.o_proj()?)?;
-        project.read_mlp(&mut layer, &parts.mlps, &vec![decoder.clone(); parts.mlps.len()])?;
-        layer.down_proj = project.writer(&parts.down_proj()?)?;
+    let config = plan.config(target.config);
+    let mut layers = Vec::with_capacity(selection.layers.len());
+    let project = Projection { target: target.config, draft: &config, map };
+    let decoder = to_tensor(&map.prior(), &target.device())?;
+    for (kept, index) in selection.layers.iter().enumerate() {
+        let source = selection.pruned(&target.layer(*index)?, kept, target.config)?;
+        let mut layer = project.layer(&source, kept)?;
+        project.read_attention(&mut layer, &source, &decoder)?;
+        layer.o_proj = project.writer(&source.o_proj)?;
+        project.read_mlp(&mut layer, &source, &decoder)?;
+        layer.down_proj = project.writer(&source.down_proj)?;
         layers.push(layer);
     }
     project.finish(target, layers, &decoder)

@@ -55,10 +55,9 @@ impl Default for TeachSettings {
     }
 }
 
-/// Where distillation stands, kept after every chunk of answers.
+/// What looks at held-out acceptance have shown so far.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Standing {
-    chunks: u64,
     /// Held-out scores by answer tokens learned, the first before any.
     curve: Vec<(u64, Comparison)>,
 }
@@ -114,33 +113,37 @@ impl Teaching<'_> {
             Ok(self.reference.compare(&trainer.decoder()?, None, 0.0, num_speculative_tokens)?)
         };
         if standing.curve.is_empty() {
-            standing.curve.push((0, judge(&trainer)?));
+            standing.curve.push((trainer.state().tokens, judge(&trainer)?));
             self.keep_best(&trainer)?;
+            self.work.keep(STANDING, &standing)?;
         }
-        on_tokens(trainer.state().tokens as usize);
+        let mut told = 0;
         let look_every = settings.tokens.div_ceil(LOOKS) as u64;
-        while trainer.state().tokens < settings.tokens as u64 {
-            let samples = self.chunk(standing.chunks, &trainer)?;
-            let before = trainer.state().tokens;
-            let done = before as f64 / settings.tokens as f64;
-            trainer.set_learning_rate(settings.learning_rate * cosine(done));
-            trainer.train(&samples, 1, &mut |_| true)?;
-            standing.chunks += 1;
+        loop {
+            // Everything follows from what the trainer has saved, so that a stop at any moment
+            // changes nothing.
             let tokens = trainer.state().tokens;
-            if tokens == before {
-                return Err(BuildError::NothingToLearn);
-            }
-            on_tokens((tokens - before) as usize);
-            if tokens / look_every > before / look_every || tokens >= settings.tokens as u64 {
+            on_tokens((tokens - told) as usize);
+            told = tokens;
+            let is_last = tokens >= settings.tokens as u64;
+            let looked = standing.curve.last().map_or(0, |(tokens, _)| *tokens);
+            if tokens > looked && (is_last || tokens / look_every > looked / look_every) {
                 let scores = judge(&trainer)?;
                 if standing.best().is_none_or(|best| scores.alpha > best) {
                     self.keep_best(&trainer)?;
                 }
                 standing.curve.push((tokens, scores));
+                self.work.keep(STANDING, &standing)?;
             }
-            self.work.keep(STANDING, &standing)?;
-            if standing.is_over() {
+            if is_last || standing.is_over() {
                 break;
+            }
+            let samples = self.chunk(trainer.rounds(), &trainer)?;
+            let done = tokens as f64 / settings.tokens as f64;
+            trainer.set_learning_rate(settings.learning_rate * cosine(done));
+            trainer.train(&samples, 1, &mut |_| true)?;
+            if trainer.state().tokens == tokens {
+                return Err(BuildError::NothingToLearn);
             }
         }
         let best = candle_core::safetensors::load(self.work.join(BEST), &Device::Cpu)?;
@@ -245,7 +248,6 @@ mod tests {
     #[test]
     fn it_is_over_when_the_last_looks_brought_nothing() {
         let standing = |alphas: &[f64]| Standing {
-            chunks: 0,
             curve: alphas
                 .iter()
                 .map(|alpha| (0, Comparison { alpha: *alpha, ..Comparison::default() }))

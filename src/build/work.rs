@@ -1,7 +1,9 @@
 //! What a build keeps beside its output while it runs, so that a stopped one can be taken up again.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use candle_core::{Device, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -56,6 +58,29 @@ impl WorkFolder {
         std::fs::write(&staging, serde_json::to_vec(document).unwrap_or_default())
             .and_then(|()| std::fs::rename(&staging, self.join(name)))
             .map_err(|e| self.error(e))
+    }
+
+    /// Keeps named tensors, as [`WorkFolder::keep`] does documents.
+    ///
+    /// # Errors
+    /// When they cannot be written.
+    pub fn keep_tensors(
+        &self,
+        name: &str,
+        tensors: impl IntoIterator<Item = (String, Tensor)>,
+    ) -> Result<(), BuildError> {
+        let tensors: HashMap<String, Tensor> = tensors.into_iter().collect();
+        let staging = self.join(&format!("{name}.new"));
+        candle_core::safetensors::save(&tensors, &staging)?;
+        std::fs::rename(&staging, self.join(&format!("{name}.safetensors")))
+            .map_err(|e| self.error(e))
+    }
+
+    /// Tensors that [`WorkFolder::keep_tensors`] wrote; none when there are none or the file is
+    /// damaged.
+    pub fn load_tensors(&self, name: &str) -> Option<HashMap<String, Tensor>> {
+        let path = self.join(&format!("{name}.safetensors"));
+        candle_core::safetensors::load(path, &Device::Cpu).ok()
     }
 
     /// Removes everything.

@@ -59,24 +59,53 @@ impl Reference {
     /// # Errors
     /// When an id is outside the vocabulary.
     pub fn new(target: &Decoder, samples: &[Sample], window: usize) -> Result<Self> {
-        let mut answers = Vec::with_capacity(samples.len());
-        for sample in samples {
+        let (config, lm_head) = (target.config.clone(), target.lm_head.clone());
+        Self::with(config, lm_head, samples, window, |texts| {
+            texts.iter().map(|ids| target.hidden(ids)?.squeeze(0)).collect()
+        })
+    }
+
+    /// The same of a target of which only the head is in memory: `hidden` gives the states after
+    /// its final norm, `(T, D)`, for each of the texts `(1, T)`.
+    ///
+    /// # Errors
+    /// When `hidden` fails or the tensors do not fit.
+    pub fn with<E: From<candle_core::Error>>(
+        config: ModelConfig,
+        lm_head: Tensor,
+        samples: &[Sample],
+        window: usize,
+        hidden: impl FnOnce(&[Tensor]) -> std::result::Result<Vec<Tensor>, E>,
+    ) -> std::result::Result<Self, E> {
+        let device = lm_head.device();
+        let usable: Vec<&Sample> = samples
+            .iter()
+            .filter(|s| !s.prompt_ids.is_empty() && !s.output_ids.is_empty())
+            .collect();
+        let mut texts = Vec::with_capacity(usable.len());
+        for sample in &usable {
             let outputs = &sample.output_ids[..sample.output_ids.len().min(window / 2)];
-            if sample.prompt_ids.is_empty() || outputs.is_empty() {
-                continue;
-            }
             let room = window - (outputs.len() - 1);
             let from = sample.prompt_ids.len().saturating_sub(room);
             let prompt = &sample.prompt_ids[from..];
             let ids: Vec<u32> =
                 prompt.iter().chain(&outputs[..outputs.len() - 1]).copied().collect();
             let length = ids.len();
-            let ids = Tensor::from_vec(ids, (1, length), target.embed_tokens.device())?;
-            let outputs = outputs.to_vec();
-            let hidden = predicting(target, &ids, outputs.len())?;
-            answers.push(Answer { domain: sample.domain.clone(), ids, hidden, outputs });
+            texts.push(Tensor::from_vec(ids, (1, length), device)?);
         }
-        Ok(Self { lm_head: target.lm_head.clone(), config: target.config.clone(), answers })
+        let mut answers = Vec::with_capacity(usable.len());
+        for ((sample, ids), states) in usable.into_iter().zip(&texts).zip(hidden(&texts)?) {
+            let count = sample.output_ids.len().min(window / 2);
+            let hidden = states.narrow(0, states.dim(0)? - count, count)?.contiguous()?;
+            let outputs = sample.output_ids[..count].to_vec();
+            answers.push(Answer {
+                domain: sample.domain.clone(),
+                ids: ids.clone(),
+                hidden,
+                outputs,
+            });
+        }
+        Ok(Self { lm_head, config, answers })
     }
 
     /// The domains of the answers, sorted.

@@ -147,6 +147,11 @@ impl Trainer {
         &self.state
     }
 
+    /// Passes over samples that were begun, over all resumes.
+    pub fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
     /// Trains `epochs` passes over scored samples; unscored ones are skipped. `on_update` is
     /// called after every step and may return `false` to stop early. Saves a checkpoint at the
     /// end and every few hundred steps.

@@ -134,6 +134,37 @@ impl Weights {
         }
     }
 
+    /// Rows `range` of a matrix as f32 on `device`, `(range.len(), columns)`: for tables that are
+    /// too large to hold whole.
+    ///
+    /// # Errors
+    /// As [`Weights::tensor`]; also when the tensor is not a matrix or has fewer rows.
+    pub fn rows(
+        &self,
+        name: &str,
+        range: Range<usize>,
+        device: &Device,
+    ) -> Result<Tensor, HubError> {
+        let convert = |source| HubError::Convert { name: name.to_string(), source };
+        match &self.source {
+            Source::Files { files, tensors } => {
+                let stored = tensors.get(name).ok_or_else(|| self.missing(name))?;
+                let part = stored.part(range.clone()).ok_or_else(|| {
+                    convert(candle_core::Error::Msg(format!(
+                        "rows {range:?} cannot be taken out of {:?}",
+                        stored.shape
+                    )))
+                })?;
+                let values = part.read(name, &files[stored.file])?;
+                Tensor::from_vec(values, part.shape.as_slice(), device).map_err(convert)
+            }
+            Source::Memory(_) => {
+                let whole = self.tensor(name, device)?;
+                whole.narrow(0, range.start, range.len()).map_err(convert)
+            }
+        }
+    }
+
     /// SHA-256 over the bytes of [`Weights::files`], in order.
     pub(super) fn hash(&self) -> Result<String, HubError> {
         let mut hasher = Sha256::new();
@@ -169,6 +200,24 @@ impl Weights {
 }
 
 impl StoredTensor {
+    /// Some rows of a matrix; none when they are not there or not stored in order.
+    fn part(&self, rows: Range<usize>) -> Option<Self> {
+        let [count, columns] = *self.shape.as_slice() else { return None };
+        if rows.end > count || rows.start > rows.end || self.rows != RowOrder::Same {
+            return None;
+        }
+        let width = self.encoding.byte_len(&[1, columns])?;
+        let start = self.range.start + rows.start * width;
+        Some(Self {
+            file: self.file,
+            range: start..start + rows.len() * width,
+            encoding: self.encoding.clone(),
+            shape: vec![rows.len(), columns],
+            rows: RowOrder::Same,
+            add: self.add,
+        })
+    }
+
     fn read(&self, name: &str, file: &MappedFile) -> Result<Vec<f32>, HubError> {
         let bytes = file.bytes().get(self.range.clone()).ok_or_else(|| {
             HubError::damaged(

@@ -179,8 +179,11 @@ impl DecoderLayer {
         }
     }
 
-    /// Builds the block from its named tensors; `get` returns the one of that name.
-    fn new<E>(
+    /// Builds the block from its named tensors; `get` returns the one of that name within it.
+    ///
+    /// # Errors
+    /// When `get` fails.
+    pub fn new<E>(
         config: &ModelConfig,
         window: Option<usize>,
         mut get: impl FnMut(&str) -> std::result::Result<Tensor, E>,
