@@ -101,11 +101,8 @@ impl<'a> Healing<'a> {
         let mut rotary = Vec::with_capacity(windows.len());
         let mut z = Vec::with_capacity(windows.len());
         for embedded in embedded {
-            let (b, t, d) = embedded.dims3()?;
-            rotary.push(RotaryTable::new(&draft, t));
-            // (B, T, D) · (D, K) -> (B, T, K)
-            let projected = embedded.reshape((b * t, d))?.matmul(&patient.map.tensor)?;
-            z.push(projected.reshape((b, t, ()))?);
+            rotary.push(RotaryTable::new(&draft, embedded.dim(1)?));
+            z.push(patient.map.project(embedded)?);
         }
         let layers = Vec::new();
         Ok(Self { target, draft, patient, windows, rotary, z, layers, open: None })
@@ -221,7 +218,7 @@ impl<'a> Healing<'a> {
         let mut gram = Gram::new(prior.nrows(), prior.ncols());
         for (at, (window, goal)) in self.windows.iter().zip(goal).enumerate() {
             let goal = window.pick(goal)?;
-            let mut missing = (goal.matmul(&map.tensor)? - window.pick(&self.z[at])?)?;
+            let mut missing = (map.project(&goal)? - window.pick(&self.z[at])?)?;
             if let Some(bias) = &writer.bias {
                 missing = missing.broadcast_sub(bias)?;
             }

@@ -5,6 +5,8 @@ use faer::linalg::solvers::Solve;
 use faer::{Mat, Side};
 
 use super::BuildError;
+use crate::model::kernels::{Matrix, MatrixMut, Write, matmul};
+use crate::model::ops::Values;
 
 /// Rows of one f32 product before it is added in f64: bounds the error of summation.
 const CHUNK: usize = 1024;
@@ -53,10 +55,12 @@ impl Gram {
                 let weights = weights.narrow(0, start, count)?;
                 (x, y) = (x.broadcast_mul(&weights)?, y.broadcast_mul(&weights)?);
             }
-            let transposed = x.t()?;
-            accumulate(&mut self.xx, &transposed.matmul(&x)?)?;
+            let (x, y) = (x.contiguous()?, y.contiguous()?);
+            let values = Values::of(&x)?;
+            let transposed = Matrix::new(&values, count, self.xx.ncols(), self.xx.ncols()).t();
+            accumulate(&mut self.xx, transposed, &values, count);
             if self.xy.ncols() > 0 {
-                accumulate(&mut self.xy, &transposed.matmul(&y)?)?;
+                accumulate(&mut self.xy, transposed, &Values::of(&y)?, count);
             }
         }
         Ok(())
@@ -123,15 +127,17 @@ impl Spectrum {
     }
 }
 
-fn accumulate(sum: &mut Mat<f64>, part: &Tensor) -> Result<(), BuildError> {
-    let columns = sum.ncols();
-    let values = part.flatten_all()?.to_vec1::<f32>()?;
-    for (row, values) in values.chunks(columns).enumerate() {
-        for (column, value) in values.iter().enumerate() {
-            sum[(row, column)] += f64::from(*value);
+/// Adds `xᵀ · y` for `rows` rows of `y`.
+fn accumulate(sum: &mut Mat<f64>, x: Matrix<'_>, y: &[f32], rows: usize) {
+    let (height, width) = (sum.nrows(), sum.ncols());
+    let mut product = vec![0.0; height * width];
+    let out = &mut MatrixMut::new(&mut product, height, width, width);
+    matmul(out, x, Matrix::new(y, rows, width, width), Write::Replace);
+    for (column, sums) in sum.col_iter_mut().enumerate() {
+        for (row, sum) in sums.iter_mut().enumerate() {
+            *sum += f64::from(product[row * width + column]);
         }
     }
-    Ok(())
 }
 
 /// A matrix as an f32 tensor of the same shape.

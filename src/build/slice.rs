@@ -20,14 +20,15 @@ use super::plan::Plan;
 use super::prune::Selection;
 use super::stream::Streamed;
 use crate::model::decoder::{Decoder, DecoderLayer, Linear, Norm};
-use crate::model::{ModelConfig, NormKind};
+use crate::model::{ModelConfig, NormKind, ops};
 
 /// The write map and how much of the normalised residual it keeps.
 pub struct WriteMap {
     /// `(D, K)`: orthonormal columns, or such columns times orthonormal rows without a mean.
     pub q: Mat<f64>,
-    /// The same, as f32.
+    /// The same, as f32, and its transpose `(K, D)`.
     pub tensor: Tensor,
+    pub transposed: Tensor,
     /// Share of the energy of the RMS-normalised residual inside the span.
     pub kept: f64,
 }
@@ -47,8 +48,7 @@ impl WriteMap {
     ) -> Result<Self, BuildError> {
         let d = spectrum.values.len();
         if k == d {
-            let q = Mat::<f64>::identity(d, d);
-            return Ok(Self { tensor: to_tensor(&q, device)?, q, kept: 1.0 });
+            return Self::from_matrix(Mat::identity(d, d), 1.0, device);
         }
         let directions = match norm {
             NormKind::Rms | NormKind::RmsOffset => k,
@@ -76,7 +76,20 @@ impl WriteMap {
                 directions * spread
             }
         };
-        Ok(Self { tensor: to_tensor(&q, device)?, q, kept })
+        Self::from_matrix(q, kept, device)
+    }
+
+    fn from_matrix(q: Mat<f64>, kept: f64, device: &Device) -> Result<Self, BuildError> {
+        let tensor = to_tensor(&q, device)?;
+        Ok(Self { transposed: tensor.t()?.contiguous()?, tensor, q, kept })
+    }
+
+    /// States `(.., D)` as the draft's residual would hold them: `(.., K)`.
+    ///
+    /// # Errors
+    /// When the shapes do not fit.
+    pub fn project(&self, states: &Tensor) -> Result<Tensor, BuildError> {
+        Ok(ops::linear(states, &self.transposed)?)
     }
 
     /// What a reader decodes with before healing: `√(d/k)·Qᵀ`, `(K, D)`.
@@ -253,7 +266,7 @@ impl Projection<'_> {
         let norm = target.norm()?;
         Ok(Decoder {
             config,
-            embed_tokens: target.map_embeddings(&|rows| Ok(rows.matmul(&self.map.tensor)?))?,
+            embed_tokens: target.map_embeddings(&|rows| self.map.project(rows))?,
             layers,
             norm: self.norm()?,
             lm_head: target.map_head(&|rows| self.read(rows, &norm, decoder))?,
@@ -265,7 +278,7 @@ impl Projection<'_> {
     /// # Errors
     /// When the shapes do not fit.
     pub fn writer(&self, writer: &Linear) -> Result<Linear, BuildError> {
-        let transposed = self.map.tensor.t()?.contiguous()?;
+        let transposed = &self.map.transposed;
         let bias = match &writer.bias {
             Some(bias) => Some(transposed.matmul(&bias.unsqueeze(1)?)?.squeeze(1)?),
             None => None,
@@ -284,7 +297,7 @@ pub fn read_through(
     gain: &Tensor,
     decoder: &Tensor,
 ) -> Result<Tensor, BuildError> {
-    Ok(reader.broadcast_mul(gain)?.matmul(&decoder.t()?.contiguous()?)?)
+    Ok(ops::linear(&reader.broadcast_mul(gain)?, decoder)?)
 }
 
 /// The draft with nothing repaired: selected layers, heads and channels, projected by `map`.

@@ -4,6 +4,7 @@
 //! a product, as the tensor library's do, spin whenever one of them has lost its core, and a
 //! trainer that runs beside a server loses its core all the time.
 
+use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
 
 /// A matrix somewhere in a slice; element `(i, j)` is at `i * row_stride + j * col_stride`.
@@ -90,7 +91,7 @@ pub fn matmul(out: &mut MatrixMut<'_>, a: Matrix<'_>, b: Matrix<'_>, write: Writ
     check(out, a, b);
     let (m, n) = (out.rows, out.cols);
     let threads = rayon::current_num_threads();
-    let pieces = (m * n * a.cols / TASK).min(if threads == 1 { 1 } else { 4 * threads });
+    let pieces = (m * n * a.cols / TASK).min(if threads == 1 { 1 } else { 2 * threads });
     if pieces <= 1 {
         return matmul_serial(out, a, b, write);
     }
@@ -152,27 +153,36 @@ unsafe fn piece(
     if rows.1 == 0 || cols.1 == 0 {
         return;
     }
-    unsafe {
-        gemm::gemm(
-            rows.1,
-            cols.1,
-            a.cols,
-            out.add(rows.0 * stride + cols.0),
-            1,
-            stride as isize,
-            write == Write::Add,
-            a.data.as_ptr().add(rows.0 * a.row_stride),
-            a.col_stride as isize,
-            a.row_stride as isize,
-            b.data.as_ptr().add(cols.0 * b.col_stride),
-            b.col_stride as isize,
-            b.row_stride as isize,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            gemm::Parallelism::None,
-        );
-    }
+    // SAFETY: `check` has compared the shapes, the pieces lie inside them, and the slices behind
+    // the pointers are as long as `fits` says.
+    let (out, a, b) = unsafe {
+        (
+            MatMut::from_raw_parts_mut(
+                out.add(rows.0 * stride + cols.0),
+                rows.1,
+                cols.1,
+                stride as isize,
+                1,
+            ),
+            MatRef::from_raw_parts(
+                a.data.as_ptr().add(rows.0 * a.row_stride),
+                rows.1,
+                a.cols,
+                a.row_stride as isize,
+                a.col_stride as isize,
+            ),
+            MatRef::from_raw_parts(
+                b.data.as_ptr().add(cols.0 * b.col_stride),
+                b.rows,
+                cols.1,
+                b.row_stride as isize,
+                b.col_stride as isize,
+            ),
+        )
+    };
+    let accumulate = match write {
+        Write::Replace => Accum::Replace,
+        Write::Add => Accum::Add,
+    };
+    faer::linalg::matmul::matmul(out, accumulate, a, b, 1.0, Par::Seq);
 }
