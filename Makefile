@@ -22,7 +22,7 @@ demo: venv model build ## Runs the whole loop on a real model and ends with targ
 	@$(PYTHON) scripts/demo/run.py --binaries $(TARGET_DIR)/debug $(DEMO)
 
 .PHONY: test
-test: venv model fmt clippy doc unit python deploy ## Everything that CI checks
+test: venv model fmt clippy doc unit python deploy $(if $(SKIP_VLLM),,vllm) ## Everything that CI checks; SKIP_VLLM=1 leaves out the real vLLM
 
 .PHONY: venv
 venv: # The pinned OpenAI client and the schema checks, in .venv
@@ -66,10 +66,15 @@ deploy: venv ## Checks deploy/ and dashboards/
 	@$(TIMED) deploy scripts/check_deploy.sh
 
 .PHONY: vllm
-vllm: build ## Compares drafts of every family with a real vLLM on this CPU (6 GB of packages, 10 minutes)
+vllm: build ## Compares drafts of every family with a real vLLM on this CPU (6 GB of packages, 3 minutes)
 	@$(TIMED) vllm-setup scripts/vllm/setup.sh
 	@$(TIMED) greedy $(CARGO) build --locked --example greedy
 	@$(TIMED) vllm .venv-vllm/bin/python scripts/vllm/check.py --binaries $(TARGET_DIR)/debug
+
+.PHONY: bench-build
+bench-build: model build ## Measures da-build's drafts and speed into target/bench/build.json; needs `make vllm`'s packages
+	@$(TIMED) build $(CARGO) build --locked --example build_bench --example train_speed
+	$(PYTHON) benches/build.py $(BENCH)
 
 .PHONY: bench-train
 bench-train: ## Trains DRAFT beside PyTorch in turns; needs `make vllm`'s packages

@@ -11,11 +11,17 @@ COMMON = dict(
     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512, bos_token_id=1,
     eos_token_id=2, pad_token_id=2,
 )
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}
 
-FAMILIES = {
+MODELS = {
     "llama": lambda: t.LlamaConfig(**COMMON, head_dim=64, attention_bias=True, tie_word_embeddings=True),
+    "llama3": lambda: t.LlamaConfig(**COMMON, head_dim=64, rope_parameters=LLAMA3, tie_word_embeddings=False),
     "mistral": lambda: t.MistralConfig(**COMMON, head_dim=32, sliding_window=None, tie_word_embeddings=False),
     "qwen2": lambda: t.Qwen2Config(**COMMON, tie_word_embeddings=True),
+    "qwen2-own-shape": lambda: t.Qwen2Config(**COMMON, tie_word_embeddings=False),
     "qwen3": lambda: t.Qwen3Config(**COMMON, head_dim=32, tie_word_embeddings=True),
     "gemma2": lambda: t.Gemma2Config(
         **COMMON, head_dim=64, query_pre_attn_scalar=96, sliding_window=128,
@@ -27,10 +33,21 @@ FAMILIES = {
     ),
 }
 
+HALVES = ["--ls", "0.5", "--es", "0.5"]
+SHRINK = dict.fromkeys(MODELS, HALVES) | {
+    # Its width stays; layers, heads and channels go.
+    "gemma2": ["--ls", "0.5", "--mlp", "0.5"],
+    # Half the heads with half the width is a shape that the family's own architecture carries.
+    "qwen2-own-shape": [*HALVES, "--heads", "0.5"],
+    # A random model bears little before its draft is never right.
+    "speculative": ["--mlp", "0.9"],
+}
+"""What da-build is asked for."""
+
 
 def make(name, folder):
-    torch.manual_seed(sorted(FAMILIES).index(name))
-    config = FAMILIES[name]()
+    torch.manual_seed(sorted(MODELS).index(name))
+    config = MODELS[name]()
     model = t.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -41,5 +58,5 @@ def make(name, folder):
 
 
 if __name__ == "__main__":
-    for name in FAMILIES:
+    for name in MODELS:
         make(name, Path(sys.argv[1]) / name)
