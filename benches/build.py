@@ -105,7 +105,7 @@ def variants(result, inputs):
         "params_fraction": found[0]["params_fraction"],
     }
     for row in found:
-        print("{name:32} {params_fraction:6.3f}  gsm8k {gsm8k_alpha:.3f}  chat {chat_alpha:.3f}  {seconds:4.0f} s".format(**row))
+        print("{name:32} {params_fraction:6.3f}  gsm8k {gsm8k_alpha:.3f}  chat {chat_alpha:.3f}".format(**row))
 
 
 def teach(inputs, tokens, work, **teach):

@@ -11,6 +11,7 @@
 //! "tokens": 12000}`; its result is the same with scores.
 #![allow(clippy::print_stdout, clippy::print_stderr, clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
@@ -111,28 +112,50 @@ impl Calibrated {
         Self { windows, statistics, spectrum }
     }
 
-    fn draft(&self, target: &Target, variant: &Value) -> Decoder {
-        let number = |key: &str, default: f64| variant[key].as_f64().unwrap_or(default);
-        let layers: Vec<usize> = serde_json::from_value(variant["layers"].clone()).unwrap();
-        let plan = Plan {
-            hidden_size: number("hidden", 288.0) as usize,
-            intermediate_size: number("mlp", 768.0) as usize,
-            num_hidden_layers: layers.len(),
-            num_key_value_heads: number("groups", target.config.num_key_value_heads as f64)
-                as usize,
-        };
+    /// The drafts that variants ask for; those that are healed share one walk.
+    fn drafts(&self, target: &Target, variants: &[Value]) -> Vec<Decoder> {
         let (norm, streamed) = (target.config.anatomy.norm, Streamed::new(target));
-        let map = WriteMap::new(&self.spectrum, plan.hidden_size, norm, &Device::Cpu).unwrap();
-        let selection = Selection::new(&self.statistics, &plan, layers);
-        if variant["heal"] == json!(false) {
-            return slice(streamed, &plan, &selection, &map).unwrap();
-        }
-        let ridge = Ridge {
-            readers: number("readers", Ridge::default().readers),
-            writers: number("writers", Ridge::default().writers),
-        };
-        let patient = Patient { plan: &plan, selection: &selection, map: &map, ridge };
-        heal(streamed, &self.windows, &[patient], &mut |_| ()).unwrap().swap_remove(0)
+        let number =
+            |variant: &Value, key: &str, default: f64| variant[key].as_f64().unwrap_or(default);
+        let shapes: Vec<(Plan, Selection, WriteMap)> = variants
+            .iter()
+            .map(|variant| {
+                let layers: Vec<usize> = serde_json::from_value(variant["layers"].clone()).unwrap();
+                let groups = target.config.num_key_value_heads as f64;
+                let plan = Plan {
+                    hidden_size: number(variant, "hidden", 288.0) as usize,
+                    intermediate_size: number(variant, "mlp", 768.0) as usize,
+                    num_hidden_layers: layers.len(),
+                    num_key_value_heads: number(variant, "groups", groups) as usize,
+                };
+                let device = Device::Cpu;
+                let map = WriteMap::new(&self.spectrum, plan.hidden_size, norm, &device).unwrap();
+                let selection = Selection::new(&self.statistics, &plan, layers);
+                (plan, selection, map)
+            })
+            .collect();
+        let is_healed = |variant: &Value| variant["heal"] != json!(false);
+        let patients: Vec<Patient<'_>> = variants
+            .iter()
+            .zip(&shapes)
+            .filter(|(variant, _)| is_healed(variant))
+            .map(|(variant, (plan, selection, map))| {
+                let ridge = Ridge {
+                    readers: number(variant, "readers", Ridge::default().readers),
+                    writers: number(variant, "writers", Ridge::default().writers),
+                };
+                Patient { plan, selection, map, ridge }
+            })
+            .collect();
+        let mut healed = heal(streamed, &self.windows, &patients, &mut |_| ()).unwrap().into_iter();
+        variants
+            .iter()
+            .zip(&shapes)
+            .map(|(variant, (plan, selection, map))| match is_healed(variant) {
+                true => healed.next().unwrap(),
+                false => slice(streamed, plan, selection, map).unwrap(),
+            })
+            .collect()
     }
 }
 
@@ -144,27 +167,26 @@ fn reference(target: &Target, held_out: &[Sample]) -> Reference {
 
 fn variants(target: &Target, calibration: &[Sample], held_out: &[Sample]) {
     let reference = reference(target, held_out);
-    let mut last: Option<(usize, Calibrated)> = None;
+    let mut by_tokens: BTreeMap<u64, Vec<Value>> = BTreeMap::new();
     for line in std::io::stdin().lines() {
-        let mut variant: Value = serde_json::from_str(&line.unwrap()).unwrap();
-        let started = Instant::now();
-        let tokens = variant["tokens"].as_u64().unwrap_or(12_000) as usize;
-        if last.as_ref().is_none_or(|(of, _)| *of != tokens) {
-            last = Some((tokens, Calibrated::new(target, calibration, tokens)));
+        let variant: Value = serde_json::from_str(&line.unwrap()).unwrap();
+        by_tokens.entry(variant["tokens"].as_u64().unwrap()).or_default().push(variant);
+    }
+    for (tokens, variants) in by_tokens.into_iter().rev() {
+        let calibrated = Calibrated::new(target, calibration, tokens as usize);
+        let drafts = calibrated.drafts(target, &variants);
+        for (mut variant, draft) in variants.into_iter().zip(drafts) {
+            let fraction = draft.config.parameters() as f64 / target.config.parameters() as f64;
+            variant["params_fraction"] = json!(fraction);
+            for domain in reference.domains() {
+                let scores = reference.compare(&draft, Some(domain), 0.0, 4).unwrap();
+                variant[format!("{domain}_alpha")] = json!(scores.alpha);
+                variant[format!("{domain}_match")] = json!(scores.acceptance_rate);
+                variant[format!("{domain}_perplexity")] = json!(scores.perplexity);
+                variant[format!("{domain}_positions")] = json!(scores.positions);
+            }
+            println!("{variant}");
         }
-        let draft = last.as_ref().unwrap().1.draft(target, &variant);
-        let seconds = started.elapsed().as_secs_f64();
-        let fraction = draft.config.parameters() as f64 / target.config.parameters() as f64;
-        variant["params_fraction"] = json!(fraction);
-        variant["seconds"] = json!(seconds);
-        for domain in reference.domains() {
-            let scores = reference.compare(&draft, Some(domain), 0.0, 4).unwrap();
-            variant[format!("{domain}_alpha")] = json!(scores.alpha);
-            variant[format!("{domain}_match")] = json!(scores.acceptance_rate);
-            variant[format!("{domain}_perplexity")] = json!(scores.perplexity);
-            variant[format!("{domain}_positions")] = json!(scores.positions);
-        }
-        println!("{variant}");
     }
 }
 
@@ -183,8 +205,8 @@ fn distil(
     let work = WorkFolder::open(Path::new(work), &text).unwrap();
     let tokens = settings["variant"]["tokens"].as_u64().unwrap_or(12_000) as usize;
     if !work.join(UNTAUGHT).exists() {
-        let draft =
-            Calibrated::new(target, calibration, tokens).draft(target, &settings["variant"]);
+        let calibrated = Calibrated::new(target, calibration, tokens);
+        let draft = calibrated.drafts(target, &[settings["variant"].clone()]).swap_remove(0);
         export::keep(target, &draft, &work.join(UNTAUGHT)).unwrap();
     }
     let reference = reference(target, held_out);
@@ -225,7 +247,8 @@ fn slice_only(target: &Target, calibration: &[Sample], out: &str) {
     std::io::stdin().read_to_string(&mut text).unwrap();
     let variant: Value = serde_json::from_str(&text).unwrap();
     let started = Instant::now();
-    let draft = Calibrated::new(target, calibration, usize::MAX).draft(target, &variant);
+    let calibrated = Calibrated::new(target, calibration, usize::MAX);
+    let draft = calibrated.drafts(target, &[variant]).swap_remove(0);
     export::keep(target, &draft, Path::new(out)).unwrap();
     println!("{}", json!({"seconds": started.elapsed().as_secs_f64()}));
 }
