@@ -2,9 +2,11 @@
 
 pub mod calibrate;
 pub mod corpus;
+pub mod examine;
 pub mod export;
 pub mod generate;
 pub mod heal;
+pub mod inspect;
 pub mod linalg;
 pub mod pipeline;
 pub mod plan;
@@ -18,6 +20,7 @@ pub mod slice;
 pub mod story;
 pub mod stream;
 pub mod teach;
+pub mod verify;
 pub mod work;
 
 pub use pipeline::run;
@@ -62,6 +65,10 @@ pub enum BuildError {
     TooLittleText { tokens: usize, needed: usize },
     #[error(transparent)]
     Write(#[from] crate::model::draft_folder::WriteError),
+    #[error(
+        "the target has {target} rows of vocabulary, the draft {draft}, expected the same\nhint: da-build inspect MODEL DRAFT says more about the pair"
+    )]
+    Vocabulary { target: usize, draft: usize },
     #[error("cannot distil: {0}")]
     Train(#[from] crate::distill::trainer::TrainError),
     #[error(

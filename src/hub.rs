@@ -116,7 +116,7 @@ impl Target {
 
     fn open_folder(name: &str, folder: &Path) -> Result<Self, HubError> {
         let config = folder::config(folder)?;
-        let weights = safetensors::open_folder(folder)?;
+        let weights = safetensors::open_folder(folder)?.of_text_model();
         check(&config, &weights, folder)?;
         let tokenizer = folder::tokenizer(folder)?;
         Ok(Self {

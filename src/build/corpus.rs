@@ -45,7 +45,7 @@ const TEXT_WINDOW: usize = 256;
 /// Tokens of a held-out text that count as the prompt of the rest.
 const TEXT_PROMPT: usize = 48;
 /// Prompt tokens that a built-in prompt comes to with its template, about.
-const PROMPT: usize = 40;
+pub const PROMPT: usize = 40;
 /// Every so many prompts or texts one judges, until there are enough.
 const HELD_OUT_EVERY: usize = 8;
 
@@ -99,12 +99,15 @@ pub fn read(
         }
     }
     let mut corpus = reader.corpus;
-    if corpus.held_out.is_empty() && corpus.held_out_prompts.is_empty() {
+    if wanted.held_out > 0 && corpus.held_out.is_empty() && corpus.held_out_prompts.is_empty() {
         match (corpus.samples.pop(), corpus.prompts.pop()) {
             (Some(sample), _) => corpus.held_out.extend(judging(sample)),
             (None, Some(prompt)) => corpus.held_out_prompts.push(prompt),
             (None, None) => return Err(fail(path, "it holds no text to calibrate on".into())),
         }
+    }
+    if corpus.samples.is_empty() && corpus.prompts.is_empty() && wanted.held_out == 0 {
+        return Err(fail(path, "it holds neither prompts nor text".into()));
     }
     Ok(corpus)
 }
@@ -227,7 +230,7 @@ fn as_is(ids: &[u32], domain: &str) -> Sample {
 }
 
 /// A text whose beginning is the prompt of the rest; none when it is too short for that.
-fn judging(mut text: Sample) -> Option<Sample> {
+pub fn judging(mut text: Sample) -> Option<Sample> {
     if text.output_ids.is_empty() {
         let cut = text.prompt_ids.len().min(TEXT_PROMPT);
         text.output_ids = text.prompt_ids.split_off(cut);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::corpus::{self, Corpus, Wanted};
 use super::generate::{Generation, answer};
 use super::plan::Plan;
-use super::stream::{Streamed, alone, hidden};
+use super::stream::{Streamed, reference};
 use super::teach::{TeachSettings, Teaching, UNTAUGHT};
 use super::work::WorkFolder;
 use super::{BuildError, Made, Progress, Report, Settings, Story, export};
@@ -89,7 +89,7 @@ pub(super) const STORY: &str = "story.json";
 impl Build<'_> {
     fn all(&mut self, plans: Vec<Plan>) -> Result<Report, BuildError> {
         let text = self.text()?;
-        let reference = self.reference(&text.held_out)?;
+        let reference = reference(self.streamed, &text.held_out, WINDOW)?;
         let mut made = match self.resumed()? {
             Some(made) => made,
             None => self.make(plans, &text, &reference)?,
@@ -147,14 +147,6 @@ impl Build<'_> {
         let text = Text { calibration, held_out };
         self.work.keep(TEXT, &text)?;
         Ok(text)
-    }
-
-    fn reference(&self, held_out: &[Sample]) -> Result<Reference, BuildError> {
-        let (streamed, config) = (self.streamed, self.target.config.clone());
-        Reference::with(config, streamed.lm_head()?, held_out, WINDOW, |texts| {
-            let windows = texts.iter().map(alone).collect::<Result<Vec<_>, _>>()?;
-            hidden(streamed, &windows)
-        })
     }
 
     /// The draft that a stopped build was distilling.

@@ -197,6 +197,7 @@ impl Plan {
                 target.intermediate_size
             } else {
                 round_to(target.intermediate_size as f64 * shape.mlp, 32)
+                    .min(target.intermediate_size)
             },
             num_hidden_layers: layers.clamp(1, target.num_hidden_layers),
             num_key_value_heads: kept,

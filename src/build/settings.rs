@@ -43,7 +43,7 @@ impl Default for Settings {
             plan: None,
             output: PathBuf::new(),
             calibration: None,
-            calibration_tokens: 12_000,
+            calibration_tokens: 24_000,
             temperature: 0.8,
             seed: 0,
             dtype: DType::BF16,

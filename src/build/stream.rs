@@ -9,6 +9,7 @@ use candle_core::{D, Device, Tensor};
 
 use super::BuildError;
 use super::calibrate::Window;
+use crate::distill::{Reference, Sample};
 use crate::hub::{HubError, Target, Weights};
 use crate::model::decoder::{DecoderLayer, Norm};
 use crate::model::ops::RotaryTable;
@@ -224,10 +225,7 @@ impl<'a> Walk<'a> {
 }
 
 /// Hidden states after the final norm at the real positions of each window: `(N, D)`.
-///
-/// # Errors
-/// When the target cannot be read or a tensor computation fails.
-pub fn hidden(target: Streamed<'_>, windows: &[Window]) -> Result<Vec<Tensor>, BuildError> {
+fn hidden(target: Streamed<'_>, windows: &[Window]) -> Result<Vec<Tensor>, BuildError> {
     let mut walk = Walk::new(target, windows)?;
     while walk.step(&mut |_, _, _| Ok(()))? {}
     let norm = target.norm()?;
@@ -235,11 +233,23 @@ pub fn hidden(target: Streamed<'_>, windows: &[Window]) -> Result<Vec<Tensor>, B
     rows.map(|(x, window)| window.pick(&norm.forward(x, target.config)?)).collect()
 }
 
-/// A text as one window of `(1, T)`.
+/// The target's states on answers, to judge drafts by; see [`Reference::new`].
 ///
 /// # Errors
-/// When the tensor cannot be made.
-pub fn alone(ids: &Tensor) -> Result<Window, BuildError> {
+/// When the target cannot be read or a tensor computation fails.
+pub fn reference(
+    target: Streamed<'_>,
+    answers: &[Sample],
+    window: usize,
+) -> Result<Reference, BuildError> {
+    Reference::with(target.config.clone(), target.lm_head()?, answers, window, |texts| {
+        let windows = texts.iter().map(alone).collect::<Result<Vec<_>, _>>()?;
+        hidden(target, &windows)
+    })
+}
+
+/// A text as one window of `(1, T)`.
+fn alone(ids: &Tensor) -> Result<Window, BuildError> {
     let time = ids.dim(D::Minus1)? as u32;
     Ok(Window { ids: ids.clone(), rows: Tensor::arange(0, time, ids.device())? })
 }

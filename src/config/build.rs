@@ -12,13 +12,24 @@ use crate::build::teach::TeachSettings;
 use crate::build::{BuildError, Init, Request, Settings, corpus};
 use crate::distill::Loss;
 
+mod commands;
+
+pub use commands::{Command, EvalArgs};
+
 /// Turns a model into a compact draft for speculative decoding.
 #[derive(Debug, Parser)]
-#[command(name = "da-build", version, about, long_about = None)]
+#[command(
+    name = "da-build",
+    version,
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true
+)]
 pub struct BuildArgs {
+    #[command(subcommand)]
+    pub command: Option<Command>,
     /// The target: a folder, a .gguf file, or owner/name on a hub, with @REVISION if wanted.
-    #[arg(long, env = "DA_BUILD_MODEL", value_name = "SPEC")]
-    pub model: String,
+    #[arg(long, env = "DA_BUILD_MODEL", value_name = "SPEC", required = true)]
+    pub model: Option<String>,
     /// Where the draft goes; must not exist.
     #[arg(long, env = "DA_BUILD_OUTPUT", value_name = "DIR", required_unless_present = "dry_run")]
     pub output: Option<PathBuf>,

@@ -60,6 +60,28 @@ impl Weights {
         Self { source: Source::Memory(tensors.into_iter().collect()) }
     }
 
+    /// The text model alone, under its own names, where the files hold it beside other models
+    /// (`language_model.model.…` and `language_model.lm_head.…`, or `model.language_model.…`).
+    pub(super) fn of_text_model(self) -> Self {
+        let Source::Files { files, tensors } = self.source else { return self };
+        let within = |name: &str| -> Option<String> {
+            let inner = name.strip_prefix("model.language_model.");
+            let outer = name.strip_prefix("language_model.");
+            inner.map(|rest| format!("model.{rest}")).or_else(|| outer.map(String::from))
+        };
+        if !tensors.keys().any(|name| within(name).is_some()) {
+            return Self { source: Source::Files { files, tensors } };
+        }
+        let tensors = tensors
+            .into_iter()
+            .filter_map(|(name, tensor)| match within(&name) {
+                Some(name) => Some((name, tensor)),
+                None => (name == "lm_head.weight").then_some((name, tensor)),
+            })
+            .collect();
+        Self { source: Source::Files { files, tensors } }
+    }
+
     /// Names of all tensors, sorted.
     pub fn names(&self) -> Vec<String> {
         match &self.source {

@@ -90,11 +90,13 @@ pub(crate) fn refuse_experts(name: &str, experts: u64) -> ConfigError {
     }
 }
 
-/// The refusal of a configuration that wraps a text model among others.
-pub(crate) fn refuse_wrapper(name: &str) -> ConfigError {
-    ConfigError::Architecture {
-        name: name.to_string(),
-        kind: "a multimodal wrapper",
-        hint: THIS_VERSION.to_string(),
-    }
+/// The refusal of a configuration that wraps a text model among others: one that is not there, or
+/// that this version does not read.
+pub(crate) fn refuse_wrapper(name: &str, text_type: Option<&str>) -> ConfigError {
+    let hint = match text_type {
+        None => format!("its configuration has no text_config to take; {THIS_VERSION}"),
+        Some("") => format!("its text_config names no model_type; {THIS_VERSION}"),
+        Some(text_type) => format!("its text model is of the type {text_type}; {THIS_VERSION}"),
+    };
+    ConfigError::Architecture { name: name.to_string(), kind: "a multimodal wrapper", hint }
 }

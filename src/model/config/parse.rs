@@ -31,6 +31,7 @@ impl ModelConfig {
     /// # Errors
     /// As [`ModelConfig::from_json`].
     pub fn from_map(document: Map<String, Value>) -> Result<Self, ConfigError> {
+        let document = text_model(document)?;
         let keys = Keys(&document);
         let family = family(&keys)?;
         refuse_quantised(&keys)?;
@@ -102,6 +103,44 @@ impl ModelConfig {
     }
 }
 
+/// Keys that a wrapper may hold for the text model in it.
+const SHARED: [&str; 7] = [
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "tie_word_embeddings",
+    "vocab_size",
+    "torch_dtype",
+    "dtype",
+];
+
+/// The configuration of the text model, where the document is one of several models of which one
+/// reads text; the document itself otherwise.
+fn text_model(mut document: Map<String, Value>) -> Result<Map<String, Value>, ConfigError> {
+    let Some(Value::Object(mut text)) = document.remove("text_config") else {
+        return Ok(document);
+    };
+    let text_type = text.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    let Some(family) = Family::of_model_type(text_type) else {
+        let keys = Keys(&document);
+        let name = keys.text("model_type")?.unwrap_or("a model with a text_config");
+        return Err(architecture::refuse_wrapper(name, Some(text_type)));
+    };
+    text.insert("architectures".into(), Value::from(vec![family.architecture()]));
+    for key in SHARED {
+        if let Some(value) = document.remove(key)
+            && text.get(key).is_none_or(Value::is_null)
+        {
+            text.insert(key.into(), value);
+        }
+    }
+    // Quantisation is written once, for all of them.
+    if let Some(settings) = document.remove("quantization_config") {
+        text.insert("quantization_config".into(), settings);
+    }
+    Ok(text)
+}
+
 /// The family, when this version runs it.
 fn family(keys: &Keys<'_>) -> Result<Family, ConfigError> {
     let model_type = keys.text("model_type")?;
@@ -119,9 +158,8 @@ fn family(keys: &Keys<'_>) -> Result<Family, ConfigError> {
         (None, Some(model_type)) => (model_type, Family::of_model_type(model_type)),
         (None, None) => return Err(missing("architectures")),
     };
-    if ["text_config", "vision_config", "audio_config"].iter().any(|key| keys.value(key).is_some())
-    {
-        return Err(architecture::refuse_wrapper(name));
+    if ["vision_config", "audio_config"].iter().any(|key| keys.value(key).is_some()) {
+        return Err(architecture::refuse_wrapper(name, None));
     }
     let family = family.ok_or_else(|| architecture::refuse(name))?;
     for key in ["num_local_experts", "num_experts", "n_routed_experts"] {

@@ -1,12 +1,7 @@
-//! `da-build`: target in, draft out.
+//! A build, shown while it runs and when it is done.
 
-// A program talks to its user on stdout.
-#![allow(clippy::print_stdout)]
-
-use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Parser;
 use draft_adapter::build::search::CostModel;
 use draft_adapter::build::{self, BuildError, Plan, Progress, Report};
 use draft_adapter::config::build::BuildArgs;
@@ -14,43 +9,10 @@ use draft_adapter::hub::Target;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 
-/// Usage and configuration errors (`EX_USAGE`).
-const USAGE: u8 = 64;
-
-fn main() -> ExitCode {
-    let args = match BuildArgs::try_parse() {
-        Ok(args) => args,
-        Err(error) => {
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
-        }
-    };
-    match run(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let usage = matches!(
-                error,
-                BuildError::Request { .. }
-                    | BuildError::TooSmall { .. }
-                    | BuildError::TooFast { .. }
-                    | BuildError::Plan(_)
-                    | BuildError::PlanFile { .. }
-                    | BuildError::Calibration { .. }
-            );
-            report_error(&error);
-            ExitCode::from(if usage { USAGE } else { 1 })
-        }
-    }
-}
-
-#[allow(clippy::print_stderr)]
-fn report_error(error: &BuildError) {
-    eprintln!("error: {error}");
-}
-
-fn run(args: &BuildArgs) -> Result<(), BuildError> {
+/// Builds a draft, or only says what it would be.
+pub fn make(args: &BuildArgs) -> Result<(), BuildError> {
     let settings = args.settings()?;
-    let target = Target::open(&args.model)?;
+    let target = Target::open(args.model.as_deref().unwrap_or_default())?;
     let plans = settings.plans(&target)?;
     if args.dry_run || !args.json {
         print_plans(args, &target, &plans);
@@ -58,6 +20,7 @@ fn run(args: &BuildArgs) -> Result<(), BuildError> {
     if args.dry_run {
         return Ok(());
     }
+    stop_with_a_word();
     let started = Instant::now();
     let mut bar = ProgressBar::hidden();
     let report = build::run(&target, &settings, &mut |progress| {
@@ -67,17 +30,34 @@ fn run(args: &BuildArgs) -> Result<(), BuildError> {
     Ok(())
 }
 
+/// Ends the program on Ctrl-C and says how to go on. Everything that is worth keeping has been
+/// written by then.
+fn stop_with_a_word() {
+    std::thread::spawn(|| {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+            return;
+        };
+        if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
+            eprintln!("\nstopped; the same command goes on from here");
+            std::process::exit(130);
+        }
+    });
+}
+
+/// A progress bar with rate and remaining time; hidden when nobody watches.
+pub fn progress_bar(message: &'static str, total: usize) -> ProgressBar {
+    let bar = if total > 0 { ProgressBar::new(total as u64) } else { ProgressBar::new_spinner() };
+    let template = "{msg:10} {bar:30} {human_pos}/{human_len}  {per_sec}  {eta} left";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_message(message);
+    bar
+}
+
 fn show(bar: &mut ProgressBar, args: &BuildArgs, started: Instant, progress: Progress<'_>) {
     match progress {
-        Progress::Started { step, total } => {
-            *bar =
-                if total > 0 { ProgressBar::new(total as u64) } else { ProgressBar::new_spinner() };
-            let template = "{msg:10} {bar:30} {human_pos}/{human_len}  {per_sec}  {eta} left";
-            if let Ok(style) = ProgressStyle::with_template(template) {
-                bar.set_style(style);
-            }
-            bar.set_message(step);
-        }
+        Progress::Started { step, total } => *bar = progress_bar(step, total),
         Progress::Advanced { units } => bar.inc(units as u64),
         Progress::Finished { step, detail, scores } => {
             bar.finish_and_clear();
@@ -179,5 +159,6 @@ fn print_report(args: &BuildArgs, report: &Report, seconds: f64) {
     println!("{output} written in {seconds:.0} s, with a report in report.html. Serve it with");
     println!("  {}", report.vllm_command);
     println!("or with");
-    println!("  da-serve --model {} --draft {output}", args.model);
+    let model = args.model.as_deref().unwrap_or_default();
+    println!("  da-serve --model {model} --draft {output}");
 }

@@ -1,0 +1,61 @@
+//! `da-build`: target in, draft out.
+
+// A program talks to its user on stdout, and of its errors on stderr.
+#![allow(clippy::print_stdout, clippy::print_stderr)]
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use draft_adapter::build::BuildError;
+use draft_adapter::config::build::{BuildArgs, Command};
+
+mod looking;
+mod making;
+
+/// Usage and configuration errors (`EX_USAGE`).
+const USAGE: u8 = 64;
+
+fn main() -> ExitCode {
+    let args = match BuildArgs::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            let _ = error.print();
+            return ExitCode::from(if error.use_stderr() { USAGE } else { 0 });
+        }
+    };
+    match run(&args) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(if is_usage(&error) { USAGE } else { 1 })
+        }
+    }
+}
+
+fn run(args: &BuildArgs) -> Result<ExitCode, BuildError> {
+    match &args.command {
+        None => making::make(args).map(|()| ExitCode::SUCCESS),
+        Some(Command::Inspect { model, draft, json }) => {
+            looking::inspect(model, draft.as_deref(), *json)
+        }
+        Some(Command::Verify { folder, json }) => Ok(looking::check(folder, *json)),
+        Some(Command::Eval(args)) => looking::eval(args).map(|()| ExitCode::SUCCESS),
+        Some(Command::Completions { shell }) => {
+            let mut command = BuildArgs::command();
+            clap_complete::generate(*shell, &mut command, "da-build", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn is_usage(error: &BuildError) -> bool {
+    matches!(
+        error,
+        BuildError::Request { .. }
+            | BuildError::TooSmall { .. }
+            | BuildError::TooFast { .. }
+            | BuildError::Plan(_)
+            | BuildError::PlanFile { .. }
+            | BuildError::Calibration { .. }
+    )
+}

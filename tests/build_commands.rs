@@ -1,0 +1,175 @@
+//! `da-build inspect`, `verify`, `eval` and `completions` as a user runs them.
+
+#![allow(clippy::unwrap_used, clippy::panic)] // a test fails by panicking
+
+#[path = "support/golden.rs"]
+mod golden;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use golden::path;
+use serde_json::Value;
+
+fn da_build(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_da-build")).args(args).output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A draft of the tiny Llama in `folder`.
+fn draft(folder: &Path) -> PathBuf {
+    let output = folder.join("draft");
+    let target = path("tiny_llama");
+    let made = da_build(&[
+        "--model",
+        text(&target),
+        "--output",
+        text(&output),
+        "--ls",
+        "0.67",
+        "--calibration-tokens",
+        "2000",
+        "--json",
+    ]);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    assert!(made.stderr.is_empty(), "nothing but the document when piped");
+    let document = json(&made);
+    let steps: Vec<&str> =
+        document["steps"].as_array().unwrap().iter().map(|s| s["step"].as_str().unwrap()).collect();
+    assert_eq!(steps, ["slice", "prune", "heal"]);
+    assert!(document["steps"][2]["scores"]["perplexity"].as_f64().unwrap() > 1.0);
+    output
+}
+
+#[test]
+fn a_good_pair_fits_and_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let (target, draft) = (path("tiny_llama"), draft(folder.path()));
+    let seen = da_build(&["inspect", text(&target), text(&draft), "--json"]);
+    assert_eq!(seen.status.code(), Some(0));
+    let document = json(&seen);
+    assert_eq!(document["family"], "llama");
+    assert_ne!(document["pair"]["fit"], "bad", "{document}");
+
+    let verified = da_build(&["verify", text(&draft), "--json"]);
+    assert_eq!(verified.status.code(), Some(0), "{}", json(&verified));
+    assert_eq!(json(&verified)["version"], "v000000");
+
+    let prompts = folder.path().join("prompts.jsonl");
+    let lines = (0..6).map(|at| {
+        let domain = ["even", "odd"][at % 2];
+        format!("{{\"prompt\": \"say {at}\", \"domain\": \"{domain}\"}}\n")
+    });
+    std::fs::write(&prompts, lines.collect::<String>()).unwrap();
+    let measured = da_build(&[
+        "eval",
+        "--target",
+        text(&target),
+        "--draft",
+        text(&draft),
+        "--prompts",
+        text(&prompts),
+        "--temperature",
+        "0,0.7",
+        "--latency-ratio",
+        "0.1",
+        "--num-speculative-tokens",
+        "3",
+        "--max-tokens",
+        "16",
+        "--json",
+    ]);
+    assert!(measured.status.success(), "{}", String::from_utf8_lossy(&measured.stderr));
+    let document = json(&measured);
+    let rows = document["rows"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|r| r["domain"].as_str().unwrap_or("all")).collect();
+    assert_eq!(names, ["even", "odd", "all", "even", "odd", "all"]);
+    for row in rows {
+        let scores = &row["scores"];
+        let (a, c) = (scores["acceptance_rate"].as_f64().unwrap(), 0.1);
+        let expected = (0..=3).map(|i| f64::powi(a, i)).sum::<f64>() / (3.0 * c + 1.0);
+        assert!((row["expected_speedup"].as_f64().unwrap() - expected).abs() < 1e-9);
+        assert_eq!(scores["by_position"].as_array().unwrap().len(), 3);
+    }
+    let both = rows[2]["scores"]["positions"].as_u64().unwrap();
+    let parts = |at: usize| rows[at]["scores"]["positions"].as_u64().unwrap();
+    assert_eq!(both, parts(0) + parts(1));
+    // The target as its own draft is accepted always.
+    let own = da_build(&[
+        "eval",
+        "--target",
+        text(&target),
+        "--draft",
+        text(&target),
+        "--max-prompts",
+        "4",
+        "--json",
+    ]);
+    for row in json(&own)["rows"].as_array().unwrap() {
+        assert!(row["scores"]["acceptance_rate"].as_f64().unwrap() > 0.999, "{row}");
+    }
+}
+
+#[test]
+fn a_changed_folder_is_found_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let draft = draft(folder.path());
+    let weights = draft.join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 0x41;
+    std::fs::write(&weights, &bytes).unwrap();
+    let problems = json(&da_build(&["verify", text(&draft), "--json"]))["problems"].to_string();
+    assert!(problems.contains("model.safetensors was changed"), "{problems}");
+
+    std::fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
+    let verified = da_build(&["verify", text(&draft)]);
+    assert_eq!(verified.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&verified.stdout);
+    assert!(said.contains("BAD"), "{said}");
+
+    std::fs::remove_file(draft.join("da_manifest.json")).unwrap();
+    let problems = json(&da_build(&["verify", text(&draft), "--json"]))["problems"].to_string();
+    assert!(problems.contains("was not made by da-build"), "{problems}");
+}
+
+#[test]
+fn a_pair_that_does_not_fit_is_said_to_be_bad() {
+    let folder = tempfile::tempdir().unwrap();
+    let (target, other) = (path("tiny_llama"), folder.path().join("other"));
+    std::fs::create_dir(&other).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(target.join(name), other.join(name)).unwrap();
+    }
+    let config = std::fs::read_to_string(other.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["max_position_embeddings"] = 16.into();
+    std::fs::write(other.join("config.json"), config.to_string()).unwrap();
+    let seen = da_build(&["inspect", text(&target), text(&other)]);
+    assert_eq!(seen.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&seen.stdout);
+    assert!(said.contains("BAD") && said.contains("--max-model-len 16"), "{said}");
+}
+
+#[test]
+fn completions_and_usage() {
+    for shell in ["bash", "zsh", "fish"] {
+        let script = da_build(&["completions", shell]);
+        assert!(script.status.success());
+        assert!(String::from_utf8_lossy(&script.stdout).contains("--calibration"), "{shell}");
+    }
+    let wrong = da_build(&["eval", "--target", "x", "--draft", "y", "--max-tokens", "0"]);
+    assert_eq!(wrong.status.code(), Some(64), "{}", String::from_utf8_lossy(&wrong.stderr));
+    assert_eq!(da_build(&[]).status.code(), Some(64));
+    assert_eq!(da_build(&["inspect", "/no/such/model"]).status.code(), Some(1));
+    let plan = da_build(&["--model", "x", "--output", "y", "--plan", "z", "--es", "1"]);
+    assert_eq!(plan.status.code(), Some(64), "a plan fixes the shape");
+}
