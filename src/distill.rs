@@ -8,6 +8,7 @@ pub mod loss;
 pub mod optimizer;
 pub mod reference;
 pub mod sample;
+pub mod select;
 pub mod teacher;
 pub mod trainer;
 

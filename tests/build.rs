@@ -80,9 +80,11 @@ fn a_manifest_is_a_plan_that_can_be_followed() {
 #[test]
 fn every_start_can_be_distilled() {
     let folder = tempfile::tempdir().unwrap();
-    for (init, on_policy) in [(Init::Sliced, 0.5), (Init::Layers, 0.0), (Init::Random, 0.0)] {
+    for (init, on_policy, select) in
+        [(Init::Sliced, 0.5, None), (Init::Layers, 0.0, None), (Init::Random, 0.0, Some(0.4))]
+    {
         let output = folder.path().join(format!("{init:?}"));
-        let distill = Some(TeachSettings { on_policy, ..teach(4000) });
+        let distill = Some(TeachSettings { on_policy, select, ..teach(4000) });
         let report = build(&Settings { init, distill, ..settings(&output) });
         let curve = &report.story.curve;
         let (start, best) =

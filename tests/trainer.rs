@@ -157,6 +157,40 @@ fn training_fits_the_draft_with_every_loss() {
     }
 }
 
+/// Updates of low rank start from what the draft was, leave the rest alone, and come out merged.
+#[test]
+fn low_rank_updates_train_and_are_merged() {
+    let folder = tempfile::tempdir().unwrap();
+    let draft = small_draft(folder.path());
+    let samples = samples(24, 0.0);
+    let settings = TrainSettings { learning_rate: 1e-2, lora_rank: 4, ..TrainSettings::default() };
+    let state = folder.path().join("state");
+    let mut trainer = Trainer::open(&draft, &state, settings.clone()).unwrap();
+    let whole = Trainer::open(&draft, &folder.path().join("other"), TrainSettings::default());
+    let whole = whole.unwrap();
+    assert!(trainer.state().parameters < whole.state().parameters / 2);
+    let before = trainer.evaluate(&samples).unwrap();
+    assert_eq!(before, whole.evaluate(&samples).unwrap(), "nothing has changed yet");
+    train(&mut trainer, &samples, 12);
+    let after = trainer.evaluate(&samples).unwrap();
+    assert!(after.alpha > before.alpha + 0.02, "{} to {}", before.alpha, after.alpha);
+
+    let (start, end) = (whole.decoder().unwrap(), trainer.decoder().unwrap());
+    let same = |a: &Tensor, b: &Tensor| {
+        let values = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        values(a) == values(b)
+    };
+    assert!(same(&start.embed_tokens, &end.embed_tokens) && same(&start.lm_head, &end.lm_head));
+    assert!(!same(&start.layers[0].q_proj.weight, &end.layers[0].q_proj.weight));
+    drop(trainer);
+    let resumed = Trainer::open(&draft, &state, settings).unwrap();
+    assert_eq!(resumed.evaluate(&samples).unwrap(), after);
+    let output = folder.path().join("v1");
+    resumed.export(&output, serde_json::json!({"version": "v000001"})).unwrap();
+    let exported = Target::open(output.to_str().unwrap()).unwrap();
+    assert!(exported.weights.names().iter().all(|name| !name.contains("lora")));
+}
+
 #[test]
 fn a_resumed_training_is_the_same_training() {
     let folder = tempfile::tempdir().unwrap();

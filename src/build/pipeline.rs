@@ -179,7 +179,8 @@ impl Build<'_> {
             settings: teach,
             work: self.work,
         };
-        (self.on_progress)(Progress::Started { step: "distil", total: teach.tokens });
+        let again = teach.select.map_or(0, |share| (teach.tokens as f64 * share) as usize);
+        (self.on_progress)(Progress::Started { step: "distil", total: teach.tokens + again });
         let on_progress = &mut self.on_progress;
         let mut tick = |units| on_progress(Progress::Advanced { units });
         let (draft, curve) = teaching.run(NUM_SPECULATIVE_TOKENS, &mut tick)?;

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::BuildError;
 use super::generate::{Generation, answer, score};
 use super::work::WorkFolder;
+use crate::distill::select::select;
 use crate::distill::trainer::{TrainSettings, Trainer};
 use crate::distill::{Comparison, Loss, Reference};
 use crate::hub::Weights;
@@ -30,6 +31,11 @@ pub struct TeachSettings {
     pub temperature: f32,
     /// Share of answers that the draft writes itself and the target scores.
     pub on_policy: f64,
+    /// Share of positions to learn from, chosen with a draft that was distilled before (AdaSPEC);
+    /// none learns from all.
+    pub select: Option<f64>,
+    /// Rank of low-rank updates; 0 trains every parameter whole.
+    pub lora_rank: usize,
     /// Longest answer.
     pub answer_tokens: usize,
     /// At the start; it falls to a tenth along a cosine.
@@ -47,6 +53,8 @@ impl Default for TeachSettings {
             top_k: 64,
             temperature: 0.8,
             on_policy: 0.0,
+            select: None,
+            lora_rank: 0,
             answer_tokens: 160,
             learning_rate: 3e-4,
             batch: 2,
@@ -74,6 +82,15 @@ pub struct Teaching<'a> {
     pub work: &'a WorkFolder,
 }
 
+/// One of the passes that distillation may take: to a reference draft, then to the draft.
+#[derive(Clone, Copy)]
+struct Stage<'a> {
+    /// What its files in the work folder begin with.
+    name: &'static str,
+    /// Chooses the positions to learn from; none learns from all.
+    chooser: Option<(&'a Decoder, f64)>,
+}
+
 /// Folder of the draft before distillation, in the work folder.
 pub const UNTAUGHT: &str = "untaught";
 const BEST: &str = "best.safetensors";
@@ -82,12 +99,12 @@ const STANDING: &str = "standing.json";
 /// Prompts that are answered and learned at a time.
 const CHUNK: usize = 32;
 /// Looks at held-out acceptance on the way, and how many of them may pass without a gain.
-const LOOKS: usize = 10;
+const LOOKS: u64 = 10;
 const PATIENCE: usize = 4;
 
 impl Teaching<'_> {
     /// Distils; returns the best draft and its scores on the way. `on_tokens` is told how many
-    /// answer tokens were learned since the last call.
+    /// positions were learned since the last call.
     ///
     /// # Errors
     /// When the draft cannot be trained or the work folder not be written.
@@ -96,57 +113,81 @@ impl Teaching<'_> {
         num_speculative_tokens: usize,
         on_tokens: &mut dyn FnMut(usize),
     ) -> Result<(Decoder, Vec<(u64, Comparison)>), BuildError> {
+        let Some(share) = self.settings.select else {
+            return self.stage(
+                Stage { name: "", chooser: None },
+                num_speculative_tokens,
+                on_tokens,
+            );
+        };
+        let first = Stage { name: "reference-", chooser: None };
+        let (reference, _) = self.stage(first, num_speculative_tokens, on_tokens)?;
+        let second = Stage { name: "", chooser: Some((&reference, share)) };
+        self.stage(second, num_speculative_tokens, on_tokens)
+    }
+
+    fn stage(
+        &self,
+        stage: Stage<'_>,
+        num_speculative_tokens: usize,
+        on_tokens: &mut dyn FnMut(usize),
+    ) -> Result<(Decoder, Vec<(u64, Comparison)>), BuildError> {
         let settings = self.settings;
+        let file = |name: &str| format!("{}{name}", stage.name);
+        // The same answers are read for a share of the positions.
+        let share = stage.chooser.map_or(1.0, |(_, share)| share);
+        let budget = ((settings.tokens as f64 * share) as u64).max(1);
         let mut trainer = Trainer::open(
             &self.work.join(UNTAUGHT),
-            &self.work.join("training"),
+            &self.work.join(&file("training")),
             TrainSettings {
                 loss: settings.loss,
                 learning_rate: settings.learning_rate,
                 batch: settings.batch,
                 seed: settings.seed,
+                lora_rank: settings.lora_rank,
                 ..TrainSettings::default()
             },
         )?;
-        let mut standing: Standing = self.work.load(STANDING).unwrap_or_default();
+        let mut standing: Standing = self.work.load(&file(STANDING)).unwrap_or_default();
         let judge = |trainer: &Trainer| -> Result<Comparison, BuildError> {
             Ok(self.reference.compare(&trainer.decoder()?, None, 0.0, num_speculative_tokens)?)
         };
         if standing.curve.is_empty() {
             standing.curve.push((trainer.state().tokens, judge(&trainer)?));
-            self.keep_best(&trainer)?;
-            self.work.keep(STANDING, &standing)?;
+            self.keep_best(&trainer, &file(BEST))?;
+            self.work.keep(&file(STANDING), &standing)?;
         }
         let mut told = 0;
-        let look_every = settings.tokens.div_ceil(LOOKS) as u64;
+        let look_every = budget.div_ceil(LOOKS);
         loop {
             // Everything follows from what the trainer has saved, so that a stop at any moment
             // changes nothing.
             let tokens = trainer.state().tokens;
             on_tokens((tokens - told) as usize);
             told = tokens;
-            let is_last = tokens >= settings.tokens as u64;
+            let is_last = tokens >= budget;
             let looked = standing.curve.last().map_or(0, |(tokens, _)| *tokens);
             if tokens > looked && (is_last || tokens / look_every > looked / look_every) {
                 let scores = judge(&trainer)?;
                 if standing.best().is_none_or(|best| scores.alpha > best) {
-                    self.keep_best(&trainer)?;
+                    self.keep_best(&trainer, &file(BEST))?;
                 }
                 standing.curve.push((tokens, scores));
-                self.work.keep(STANDING, &standing)?;
+                self.work.keep(&file(STANDING), &standing)?;
             }
             if is_last || standing.is_over() {
                 break;
             }
-            let samples = self.chunk(trainer.rounds(), &trainer)?;
-            let done = tokens as f64 / settings.tokens as f64;
+            let samples = self.chunk(trainer.rounds(), &trainer, stage.chooser)?;
+            let done = tokens as f64 / budget as f64;
             trainer.set_learning_rate(settings.learning_rate * cosine(done));
             trainer.train(&samples, 1, &mut |_| true)?;
             if trainer.state().tokens == tokens {
                 return Err(BuildError::NothingToLearn);
             }
         }
-        let best = candle_core::safetensors::load(self.work.join(BEST), &Device::Cpu)?;
+        let best = candle_core::safetensors::load(self.work.join(&file(BEST)), &Device::Cpu)?;
         let get = |name: &str| match best.get(name) {
             Some(tensor) => Ok(tensor.clone()),
             None => Err(BuildError::Solve(format!("the best draft lacks {name}"))),
@@ -159,6 +200,7 @@ impl Teaching<'_> {
         &self,
         chunk: u64,
         trainer: &Trainer,
+        chooser: Option<(&Decoder, f64)>,
     ) -> Result<Vec<crate::distill::Sample>, BuildError> {
         let settings = self.settings;
         let mut rng = ChaCha8Rng::seed_from_u64(settings.seed.wrapping_add(chunk).wrapping_add(1));
@@ -182,6 +224,10 @@ impl Teaching<'_> {
             }
             samples.extend(written);
         }
+        if let Some((reference, share)) = chooser {
+            let window = TrainSettings::default().window;
+            select(&mut samples, &trainer.decoder()?, reference, share, window)?;
+        }
         Ok(samples)
     }
 
@@ -203,11 +249,11 @@ impl Teaching<'_> {
             .collect()
     }
 
-    fn keep_best(&self, trainer: &Trainer) -> Result<(), BuildError> {
+    fn keep_best(&self, trainer: &Trainer, name: &str) -> Result<(), BuildError> {
         let tensors: HashMap<String, Tensor> = trainer.decoder()?.tensors().into_iter().collect();
         let staging = self.work.join("best.new");
         candle_core::safetensors::save(&tensors, &staging)?;
-        std::fs::rename(&staging, self.work.join(BEST))
+        std::fs::rename(&staging, self.work.join(name))
             .map_err(|source| BuildError::Work { path: staging, source })
     }
 }

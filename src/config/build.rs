@@ -109,6 +109,15 @@ pub struct BuildArgs {
     /// Share of answers that the draft writes itself and the target scores.
     #[arg(long, default_value_t = 0.0, value_name = "F", requires = "distill")]
     pub on_policy: f64,
+    /// Learn only where the draft lags behind one that is distilled first: AdaSPEC's choice.
+    #[arg(long, value_parser = ["adaspec"], requires = "distill", value_name = "METHOD")]
+    pub select: Option<String>,
+    /// Share of positions that --select takes.
+    #[arg(long, default_value_t = 0.4, value_name = "F", requires = "select")]
+    pub select_share: f64,
+    /// Train updates of this rank to the blocks' projections, and nothing else.
+    #[arg(long, default_value_t = 0, value_name = "R", requires = "distill")]
+    pub lora: usize,
     /// Step size at the start of distillation.
     #[arg(long, default_value_t = TeachSettings::default().learning_rate, value_name = "R", requires = "distill")]
     pub learning_rate: f64,
@@ -169,6 +178,13 @@ impl BuildArgs {
     }
 
     fn teach(&self) -> Result<TeachSettings, BuildError> {
+        if !(self.select_share > 0.0 && self.select_share <= 1.0) {
+            return Err(BuildError::Request {
+                flag: "--select-share",
+                got: self.select_share.to_string(),
+                expected: "a number above 0 and at most 1",
+            });
+        }
         if !(0.0..=1.0).contains(&self.on_policy) {
             return Err(BuildError::Request {
                 flag: "--on-policy",
@@ -194,6 +210,8 @@ impl BuildArgs {
             top_k: self.top_k,
             temperature: self.temperature,
             on_policy: self.on_policy,
+            select: self.select.as_ref().map(|_| self.select_share),
+            lora_rank: self.lora,
             learning_rate: self.learning_rate,
             seed: self.seed,
             ..TeachSettings::default()

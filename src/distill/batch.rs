@@ -8,7 +8,8 @@ use super::{Sample, TopK};
 pub struct Batch<'a> {
     /// `(B, T)`, padded on the right with token 0.
     pub ids: Tensor,
-    /// Rows of the flattened `(B * T)` that predict an output token: `(N)`.
+    /// Rows of the flattened `(B * T)` that predict an output token of which the teacher has an
+    /// opinion: `(N)`.
     pub rows: Tensor,
     /// The teacher's opinion of each of the N predictions.
     pub teacher: Vec<&'a TopK>,
@@ -45,10 +46,16 @@ impl<'a> Batch<'a> {
             let fed = prompt.iter().chain(&output[..output.len() - 1]);
             row.iter_mut().zip(fed).for_each(|(slot, id)| *slot = *id);
             let first = index * time + prompt.len() - 1;
-            rows.extend((first..first + output.len()).map(|row| row as u32));
-            teacher.extend(&sample.teacher[..output.len()]);
-            outputs.extend_from_slice(output);
-            lengths.push(output.len());
+            let before = rows.len();
+            for ((at, opinion), id) in sample.teacher.iter().enumerate().zip(*output) {
+                // A position without an opinion is only read past.
+                if !opinion.ids.is_empty() {
+                    rows.push((first + at) as u32);
+                    teacher.push(opinion);
+                    outputs.push(*id);
+                }
+            }
+            lengths.push(rows.len() - before);
         }
         Ok(Self {
             ids: Tensor::from_vec(ids, (cut.len(), time), device)?,

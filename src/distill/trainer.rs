@@ -23,9 +23,11 @@ use crate::model::kernels;
 use crate::model::{DraftManifest, ModelConfig};
 
 mod gradients;
+mod lora;
 mod settings;
 
 use gradients::{BodyGradients, visit_gradients};
+use lora::Lora;
 pub use settings::{TrainSettings, TrainState, Update};
 
 /// What can go wrong in training.
@@ -53,7 +55,10 @@ pub struct Trainer {
     state: TrainState,
     rounds: u64,
     config: ModelConfig,
+    /// What is trained: the draft's tensors, or the factors of their updates.
     parameters: BTreeMap<String, Var>,
+    lora: Option<Lora>,
+    /// With whole parameters it follows them by itself; with updates it is made for every step.
     decoder: Decoder,
     head: Head,
     optimizer: AdamW,
@@ -97,8 +102,13 @@ impl Trainer {
         checkpoints: CheckpointFolder,
         settings: TrainSettings,
     ) -> Result<Self, TrainError> {
-        let (config, parameters) = read_parameters(draft)?;
+        let (config, mut parameters) = read_parameters(draft)?;
         let decoder = Decoder::new(&config, |name| take(&parameters, name))?;
+        let mut lora = None;
+        if settings.lora_rank > 0 {
+            let (base, factors) = Lora::new(&parameters, settings.lora_rank, settings.seed)?;
+            (lora, parameters) = (Some(base), factors);
+        }
         let optimizer = AdamW::new(
             &parameters,
             AdamWSettings {
@@ -118,6 +128,7 @@ impl Trainer {
             rounds: 0,
             config,
             parameters,
+            lora,
             decoder,
             head,
             optimizer,
@@ -232,6 +243,9 @@ impl Trainer {
 
     /// Mean loss of a batch and its gradients; the head's is left in `self.head`.
     fn gradients(&mut self, batch: &Batch<'_>) -> Result<(f32, BodyGradients), candle_core::Error> {
+        if self.lora.is_some() {
+            self.decoder = Decoder::new(&self.config, |name| self.tensor(name))?;
+        }
         // The embedding table stays out of the graph: autograd would make its whole gradient,
         // of which nearly every row is zero.
         let embedded = Var::from_tensor(&self.decoder.embed(&batch.ids)?)?;
@@ -250,6 +264,9 @@ impl Trainer {
             if let Some(gradient) = store.remove(var) {
                 body.tensors.insert(name.clone(), gradient.contiguous()?);
             }
+        }
+        if self.lora.is_some() {
+            return Ok((loss / batch.outputs.len() as f32, body));
         }
         if let Some(gradient) = store.remove(&embedded) {
             body.add_embedding(&batch.ids, &gradient, self.config.anatomy.embedding_scale)?;
@@ -278,7 +295,14 @@ impl Trainer {
             ..Sample::default()
         };
         let batch = Batch::new(&[&sample], self.settings.window.max(16), &Device::Cpu)?;
+        let fresh = self.lora.is_some() && self.state.step == 0;
+        if fresh {
+            Lora::set_up_factors(&self.parameters, 1e-3)?;
+        }
         let (_, gradients) = self.gradients(&batch)?;
+        if fresh {
+            Lora::set_up_factors(&self.parameters, 0.0)?;
+        }
         let mut without: BTreeSet<&str> = self.parameters.keys().map(String::as_str).collect();
         visit_gradients(&self.parameters, &self.head, &gradients, |name, _, gradient| {
             let squares = gradient.square_sum();
@@ -343,7 +367,15 @@ impl Trainer {
     /// # Errors
     /// When a tensor is missing, which would be a defect.
     pub fn decoder(&self) -> Result<Decoder, TrainError> {
-        Decoder::new(&self.config, |name| Ok(take(&self.parameters, name)?.detach()))
+        Decoder::new(&self.config, |name| Ok(self.tensor(name)?.detach()))
+    }
+
+    /// A tensor of the draft as it is now, in the autograd graph.
+    fn tensor(&self, name: &str) -> Result<Tensor, candle_core::Error> {
+        match &self.lora {
+            Some(lora) => lora.tensor(&self.parameters, name),
+            None => take(&self.parameters, name),
+        }
     }
 
     /// Writes the weights being trained, rounded to bf16, as a draft folder. `manifest` holds
@@ -365,10 +397,9 @@ impl Trainer {
                 companions.push((name.clone(), bytes));
             }
         }
-        let own = self.parameters.iter().map(|(name, var)| (name.clone(), var.as_tensor().clone()));
         let folder = DraftFolder {
             config: &self.config.raw,
-            tensors: &own.collect(),
+            tensors: &self.decoder()?.tensors(),
             dtype: DType::BF16,
             companions: &companions,
             manifest: merge(base, manifest, &self.settings),

@@ -82,6 +82,7 @@ pub const KEYS: &[(&str, &str)] = &[
     ("train.window", "Longest window in tokens, prompt and output together; the prompt is cut from the left."),
     ("train.batch", "Samples in one optimizer step."),
     ("train.seed", "Seed of training; recorded in every version."),
+    ("train.lora_rank", "Rank of updates of the blocks' projections; 0 trains every parameter whole."),
     ("train.num_speculative_tokens", "Draft length that mean accepted lengths are reported for; set it to the server's."),
 ];
 

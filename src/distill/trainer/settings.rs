@@ -24,6 +24,8 @@ pub struct TrainSettings {
     /// Samples in one optimizer step.
     pub batch: usize,
     pub seed: u64,
+    /// Rank of the updates of the blocks' projections; 0 trains every parameter whole.
+    pub lora_rank: usize,
     /// Draft length that mean accepted lengths are reported for.
     pub num_speculative_tokens: usize,
 }
@@ -41,6 +43,7 @@ impl Default for TrainSettings {
             window: 512,
             batch: 2,
             seed: 0,
+            lora_rank: 0,
             num_speculative_tokens: 4,
         }
     }
