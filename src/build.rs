@@ -20,6 +20,7 @@ pub mod slice;
 pub mod story;
 pub mod stream;
 pub mod teach;
+pub mod trim;
 pub mod verify;
 pub mod work;
 
@@ -69,6 +70,8 @@ pub enum BuildError {
         "the target has {target} rows of vocabulary, the draft {draft}, expected the same\nhint: da-build inspect MODEL DRAFT says more about the pair"
     )]
     Vocabulary { target: usize, draft: usize },
+    #[error("the vocabulary cannot be trimmed: {0}\nhint: leave --vocab out")]
+    Trim(String),
     #[error("cannot distil: {0}")]
     Train(#[from] crate::distill::trainer::TrainError),
     #[error(

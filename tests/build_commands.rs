@@ -159,6 +159,49 @@ fn a_pair_that_does_not_fit_is_said_to_be_bad() {
     assert!(said.contains("BAD") && said.contains("--max-model-len 16"), "{said}");
 }
 
+/// Rows beyond the tokenizer's ids stay the target's, in number and in content.
+#[test]
+fn a_padded_vocabulary_is_kept_and_is_no_reason_to_refuse() {
+    let folder = tempfile::tempdir().unwrap();
+    let (target, padded) = (path("tiny_llama"), folder.path().join("padded"));
+    std::fs::create_dir(&padded).unwrap();
+    std::fs::copy(target.join("tokenizer.json"), padded.join("tokenizer.json")).unwrap();
+    let device = candle_core::Device::Cpu;
+    let mut tensors =
+        candle_core::safetensors::load(target.join("model.safetensors"), &device).unwrap();
+    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+        let table = tensors[name].clone();
+        let more = table.narrow(0, 0, 8).unwrap();
+        tensors.insert(name.into(), candle_core::Tensor::cat(&[&table, &more], 0).unwrap());
+    }
+    candle_core::safetensors::save(&tensors, padded.join("model.safetensors")).unwrap();
+    let config = std::fs::read_to_string(target.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    let rows = config["vocab_size"].as_u64().unwrap() + 8;
+    config["vocab_size"] = rows.into();
+    std::fs::write(padded.join("config.json"), config.to_string()).unwrap();
+
+    let seen = da_build(&["inspect", text(&padded), text(&target)]);
+    assert_eq!(seen.status.code(), Some(0));
+    let said = String::from_utf8_lossy(&seen.stdout);
+    assert!(said.contains("same tokenizer, padding differs by 8"), "{said}");
+
+    let output = folder.path().join("draft");
+    let options = ["--ls", "0.67", "--calibration-tokens", "2000", "--json"];
+    let made =
+        da_build(&[&["--model", text(&padded), "--output", text(&output)], &options[..]].concat());
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let config = std::fs::read_to_string(output.join("config.json")).unwrap();
+    assert_eq!(serde_json::from_str::<Value>(&config).unwrap()["vocab_size"], rows);
+    let verified = json(&da_build(&["verify", text(&output), "--json"]));
+    assert_eq!(verified["problems"], serde_json::json!([]));
+    assert!(verified["good"].to_string().contains("8 of padding"), "{verified}");
+    let pair =
+        ["--target", text(&padded), "--draft", text(&output), "--max-prompts", "2", "--json"];
+    let measured = da_build(&[&["eval"], &pair[..]].concat());
+    assert!(measured.status.success(), "{}", String::from_utf8_lossy(&measured.stderr));
+}
+
 #[test]
 fn completions_and_usage() {
     for shell in ["bash", "zsh", "fish"] {

@@ -25,7 +25,9 @@ TOKENS = 24
 NEAR_TIE = 1e-3
 """Where the best two logits are this close, the order of summation decides, and the rest of that
 answer is not compared."""
-SPECULATIVE = "speculative"
+SPECULATIVE, TRIMMED = "speculative", "trimmed"
+PAIRS = {SPECULATIVE: {}, TRIMMED: {"use_heterogeneous_vocab": True}}
+"""Cases that serve a target with its draft, and what vLLM is told besides."""
 DRAFTED = 3
 MARK = "@@"
 
@@ -43,13 +45,16 @@ def build(case, make_models, args):
     target, draft = args.out / "targets" / case, args.out / "drafts" / case
     for folder in (target, draft):
         shutil.rmtree(folder, ignore_errors=True)
-    make_models.make("llama" if case == SPECULATIVE else case, target)
-    shutil.copy(ROOT / "tests/golden/tiny_llama/tokenizer.json", target)
+    make_models.make("llama" if case in PAIRS else case, target)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(ROOT / "tests/golden/tiny_llama" / name, target)
     subprocess.run(
         [args.binaries / "da-build", "--model", target, "--output", draft, *make_models.SHRINK[case],
          "--dtype", "f32", "--calibration-tokens", "1500"],
         check=True, stdout=subprocess.DEVNULL,
     )
+    if case in PAIRS:
+        return None
     greedy = subprocess.run(
         [args.binaries / "examples" / "greedy", draft, str(TOKENS)], input=json.dumps(PROMPTS),
         check=True, capture_output=True, text=True,
@@ -62,7 +67,7 @@ def load(model, **more):
 
     return LLM(
         model=str(model), dtype="float32", enforce_eager=True, max_model_len=128, max_num_seqs=4,
-        skip_tokenizer_init=True, disable_log_stats=not more, **more,
+        disable_log_stats=not more, **{"skip_tokenizer_init": True, **more},
     )
 
 
@@ -74,20 +79,21 @@ def generate(llm):
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-def speculative(out):
+def pair(out, case):
     """A target alone and with its draft: texts of both, and the counters of the latter."""
-    target, draft = out / "targets" / SPECULATIVE, out / "drafts" / SPECULATIVE
+    target, draft = out / "targets" / case, out / "drafts" / case
     alone = load(target)
     plain = generate(alone)
     unload(alone)
     config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": DRAFTED}
-    llm = load(target, speculative_config=config)
+    llm = load(target, speculative_config={**config, **PAIRS[case]}, skip_tokenizer_init=not PAIRS[case])
     drafted = generate(llm)
     counters = {
         metric.name: metric.value
         for metric in llm.get_metrics()
         if metric.name.startswith("vllm:spec_decode_num") and hasattr(metric, "value")
     }
+    unload(llm)
     return {"plain": plain, "drafted": drafted, "counters": counters}
 
 
@@ -106,8 +112,8 @@ def unload(llm):
 def answer(out, cases):
     """The child: runs the cases in one process, as importing vLLM takes longer than running it."""
     for case in cases:
-        if case == SPECULATIVE:
-            found = speculative(out)
+        if case in PAIRS:
+            found = pair(out, case)
         else:
             llm = load(out / "drafts" / case)
             found = generate(llm)
@@ -153,7 +159,7 @@ def judge(case, ours, theirs, out):
     """A row of the result; it has an error where something is wrong."""
     if "error" in theirs:
         return {"case": case, **theirs}
-    if case == SPECULATIVE:
+    if case in PAIRS:
         counters = theirs["counters"]
         accepted = counters.get("vllm:spec_decode_num_accepted_tokens", 0)
         drafted = counters.get("vllm:spec_decode_num_draft_tokens", 0)
@@ -200,14 +206,14 @@ def main():
         result["skipped"] = reason
         print(f"skipped: {reason}; nothing is verified")
     else:
-        cases = args.cases or [*make_models.MODELS, SPECULATIVE]
+        cases = args.cases or [*make_models.MODELS, *PAIRS]
         ours = {case: build(case, make_models, args) for case in cases}
         theirs = answers(args.out, cases)
         result["rows"] = [judge(case, ours[case], theirs[case], args.out) for case in cases]
         for row in result["rows"]:
             say(row)
         good = [row["case"] for row in result["rows"] if "error" not in row]
-        result["verified"] = [case for case in good if case != SPECULATIVE]
+        result["verified"] = [case for case in good if case not in PAIRS]
     (args.out / "families.json").write_text(json.dumps(result, indent=2) + "\n")
     return 1 if any("error" in row for row in result["rows"]) else 0
 

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::pipeline::LONGEST_DRAFT;
 use super::search::best_length;
-use super::{BuildError, Made, Report, Settings, report};
+use super::{BuildError, Made, Report, Settings, report, trim};
 use crate::distill::Sample;
 use crate::hub::Target;
 use crate::model::decoder::Decoder;
@@ -27,7 +27,8 @@ pub fn export(
     made: &Made,
     calibration: &[Sample],
 ) -> Result<Report, BuildError> {
-    let (draft, story) = (&made.draft, &made.story);
+    let story = &made.story;
+    let draft = made.trimmed.as_ref().map_or(&made.draft, |trimmed| &trimmed.draft);
     let alpha = story.steps.last().map_or(0.0, |(_, scores)| scores.alpha);
     let latency_ratio = settings.cost.latency_ratio(&draft.config, &target.config);
     let (length, speedup) = best_length(alpha, latency_ratio, LONGEST_DRAFT);
@@ -39,9 +40,9 @@ pub fn export(
         num_speculative_tokens: length,
         expected_speedup: speedup,
         checksum: String::new(),
-        vllm_command: vllm_command(&target.name, &settings.output, length),
+        vllm_command: vllm_command(target, settings, made, length),
     };
-    let extra = vec![
+    let mut extra = vec![
         ("README.md".to_string(), report::card(target, draft, &report).into_bytes()),
         ("report.html".to_string(), report::page(target, draft, &report)?.into_bytes()),
     ];
@@ -60,6 +61,7 @@ pub fn export(
             "init": settings.init,
             "distill": settings.distill,
             "prompts": settings.prompts.as_ref().map(|p| p.display().to_string()),
+            "vocab": settings.vocab,
         }),
         scores: json!({
             "steps": story.steps.iter().map(|(step, scores)| {
@@ -73,7 +75,18 @@ pub fn export(
         }),
         ..blank(target)?
     };
-    let written = write(target, draft, settings.dtype, &settings.output, extra, manifest)?;
+    let mut config = config_json(&target.config, &draft.config, dtype_name(settings.dtype));
+    if let Some(trimmed) = &made.trimmed {
+        trimmed.renumber(&mut config);
+        extra.extend(trimmed.companions.iter().cloned());
+        let ids = serde_json::to_vec(&trimmed.ids).unwrap_or_default();
+        extra.push((VOCAB_FILE.into(), ids));
+    }
+    let mut manifest = manifest;
+    if let Some((_, tokenizer)) = extra.iter().find(|(name, _)| name == "tokenizer.json") {
+        manifest.tokenizer_hash = sha256_bytes(tokenizer);
+    }
+    let written = write(target, draft, &config, settings.dtype, &settings.output, extra, manifest)?;
     report.checksum = written.checksum();
     Ok(report)
 }
@@ -102,34 +115,38 @@ fn blank(target: &Target) -> Result<DraftManifest, BuildError> {
 /// # Errors
 /// When it cannot be written.
 pub fn keep(target: &Target, draft: &Decoder, folder: &Path) -> Result<(), BuildError> {
-    write(target, draft, DType::F32, folder, Vec::new(), blank(target)?).map(drop)
+    let config = config_json(&target.config, &draft.config, dtype_name(DType::F32));
+    write(target, draft, &config, DType::F32, folder, Vec::new(), blank(target)?).map(drop)
+}
+
+fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        _ => "float32",
+    }
 }
 
 fn write(
     target: &Target,
     draft: &Decoder,
+    config: &Map<String, Value>,
     dtype: DType,
     folder: &Path,
     extra: Vec<(String, Vec<u8>)>,
     manifest: DraftManifest,
 ) -> Result<DraftManifest, BuildError> {
-    let name = match dtype {
-        DType::F16 => "float16",
-        DType::BF16 => "bfloat16",
-        _ => "float32",
-    };
     let mut companions = target.companions.clone();
-    companions.retain(|(name, _)| !extra.iter().any(|(other, _)| other == name));
+    let trimmed = extra.iter().any(|(name, _)| name == VOCAB_FILE);
+    companions.retain(|(name, _)| {
+        let replaced = extra.iter().any(|(other, _)| other == name);
+        let contradicts = trimmed && trim::CONTRADICTING.contains(&name.as_str());
+        !replaced && !contradicts
+    });
     companions.extend(extra);
-    let config = config_json(&target.config, &draft.config, name);
     let tensors = draft.tensors();
-    let written = DraftFolder {
-        config: &config,
-        tensors: &tensors,
-        dtype,
-        companions: &companions,
-        manifest,
-    };
+    let written =
+        DraftFolder { config, tensors: &tensors, dtype, companions: &companions, manifest };
     Ok(written.write(folder)?)
 }
 
@@ -219,12 +236,18 @@ fn windows(target: &ModelConfig, draft: &ModelConfig, config: &mut Map<String, V
     }
 }
 
+/// The target's id of each of a trimmed draft's ids; null for the token that stands for the rest.
+const VOCAB_FILE: &str = "da_vocab.json";
+
 /// The command that serves the draft with vLLM.
-fn vllm_command(target: &str, draft: &Path, num_speculative_tokens: usize) -> String {
-    let speculative = json!({
+fn vllm_command(target: &Target, settings: &Settings, made: &Made, length: usize) -> String {
+    let mut speculative = json!({
         "method": "draft_model",
-        "model": draft.display().to_string(),
-        "num_speculative_tokens": num_speculative_tokens,
+        "model": settings.output.display().to_string(),
+        "num_speculative_tokens": length,
     });
-    format!("vllm serve {target} --speculative-config '{speculative}'")
+    if made.trimmed.is_some() {
+        speculative["use_heterogeneous_vocab"] = json!(true);
+    }
+    format!("vllm serve {} --speculative-config '{speculative}'", target.name)
 }

@@ -117,23 +117,31 @@ pub fn fit(target: &Target, draft: &Target) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut say = |verdict, what: String| findings.push(Finding { verdict, what });
     let (asked, drafted) = (&target.config, &draft.config);
-    if asked.vocab_size == drafted.vocab_size {
-        say(Fit::Good, format!("both have {} rows of vocabulary", asked.vocab_size));
-    } else {
-        say(
+    let tokens = compare(&target.tokenizer, &draft.tokenizer);
+    let padding = asked.vocab_size.abs_diff(drafted.vocab_size);
+    match (padding, &tokens) {
+        (0, _) => say(Fit::Good, format!("both have {} rows of vocabulary", asked.vocab_size)),
+        (_, VocabMatch::Identical) => say(
+            Fit::Mind,
+            format!(
+                "compatible: same tokenizer, padding differs by {padding} ({} and {} rows); vLLM \
+                 compares the numbers, and a draft that da-build makes has the target's",
+                asked.vocab_size, drafted.vocab_size
+            ),
+        ),
+        _ => say(
             Fit::Bad,
             format!(
                 "the target has {} rows of vocabulary, the draft {}: vLLM and da-serve refuse the \
-                 pair; pad the smaller table, or draft across vocabularies with vLLM's \
-                 use_heterogeneous_vocab",
+                 pair, unless vLLM drafts across vocabularies (use_heterogeneous_vocab)",
                 asked.vocab_size, drafted.vocab_size
             ),
-        );
+        ),
     }
-    match compare(&target.tokenizer, &draft.tokenizer) {
+    match tokens {
         VocabMatch::Identical => say(Fit::Good, "every id is the same token in both".into()),
         VocabMatch::IdenticalUpToSpecial(tokens) => {
-            say(Fit::Mind, format!("special tokens differ: {}", shorten(&tokens)))
+            say(Fit::Mind, format!("special tokens differ: {}", shorten(&tokens)));
         }
         VocabMatch::Different { overlap } => say(
             Fit::Bad,

@@ -13,7 +13,7 @@ use super::plan::Plan;
 use super::stream::{Streamed, reference};
 use super::teach::{TeachSettings, Teaching, UNTAUGHT};
 use super::work::WorkFolder;
-use super::{BuildError, Made, Progress, Report, Settings, Story, export};
+use super::{BuildError, Made, Progress, Report, Settings, Story, export, trim};
 use crate::distill::{Reference, Sample};
 use crate::hub::Target;
 use crate::model::decoder::Decoder;
@@ -97,6 +97,9 @@ impl Build<'_> {
         if let Some(teach) = &self.settings.distill {
             self.distil(teach, &mut made, &reference)?;
         }
+        if let Some(most_used) = self.settings.vocab {
+            self.trim(most_used, &mut made, &text, reference)?;
+        }
         export::export(self.target, self.settings, &made, &text.calibration)
     }
 
@@ -156,7 +159,7 @@ impl Build<'_> {
         let draft = Decoder::new(&folder.config, |name| {
             folder.weights.tensor(name, &Device::Cpu).map_err(BuildError::from)
         })?;
-        Ok(Some(Made { draft, story }))
+        Ok(Some(Made { draft, story, trimmed: None }))
     }
 
     fn distil(
@@ -196,6 +199,45 @@ impl Build<'_> {
         made.draft = draft;
         made.story.steps.push(("distil".into(), scores));
         made.story.curve = curve;
+        Ok(())
+    }
+
+    /// Cuts the vocabulary and measures what is left; the reference serves nothing else after.
+    fn trim(
+        &mut self,
+        most_used: usize,
+        made: &mut Made,
+        text: &Text,
+        mut reference: Reference,
+    ) -> Result<(), BuildError> {
+        let ids = text.calibration.iter().flat_map(|s| [&s.prompt_ids[..], &s.output_ids[..]]);
+        let counts = trim::count(ids);
+        let trimmed = trim::trim(&made.draft, self.target, &counts, most_used)?;
+        let whole = trimmed.over_the_whole_vocabulary(&made.draft)?;
+        reference.restrict(trimmed.ids.iter().flatten().copied());
+        let total: u64 = counts.values().sum();
+        let kept = trimmed.ids.iter().flatten().filter_map(|id| counts.get(id)).sum::<u64>();
+        let coverage = &mut made.story.coverage;
+        coverage.push(("calibration".into(), kept as f64 / total.max(1) as f64));
+        for (language, sample) in trim::SAMPLES {
+            let share = trim::coverage(&self.target.tokenizer, &trimmed.ids, sample)?;
+            coverage.push((language.into(), share));
+        }
+        let detail = format!(
+            "{} of {} tokens, {:.1} M parameters; of the text's tokens {}",
+            trimmed.ids.len(),
+            self.target.tokenizer.vocab_size(),
+            trimmed.draft.config.parameters() as f64 / 1e6,
+            coverage
+                .iter()
+                .map(|(name, share)| format!("{name} {:.0} %", 100.0 * share))
+                .collect::<Vec<_>>()
+                .join(", ")
+        );
+        let scores = reference.compare(&whole, None, 0.0, NUM_SPECULATIVE_TOKENS)?;
+        (self.on_progress)(Progress::Finished { step: "trim", detail, scores: Some(&scores) });
+        made.story.steps.push(("trim".into(), scores));
+        made.trimmed = Some(trimmed);
         Ok(())
     }
 }

@@ -33,6 +33,8 @@ pub struct Settings {
     pub distill: Option<TeachSettings>,
     /// Prompts to distil on; none takes the calibration's.
     pub prompts: Option<PathBuf>,
+    /// Most used tokens to keep; none keeps the whole vocabulary.
+    pub vocab: Option<usize>,
 }
 
 impl Default for Settings {
@@ -51,6 +53,7 @@ impl Default for Settings {
             init: Init::Sliced,
             distill: None,
             prompts: None,
+            vocab: None,
         }
     }
 }

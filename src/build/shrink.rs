@@ -65,7 +65,7 @@ impl Build<'_> {
         };
         let mut story = Story::new(plan.clone(), selection);
         self.judge(&mut story, "identity", "nothing is cut".into(), &draft, reference)?;
-        Ok(Made { draft, story })
+        Ok(Made { draft, story, trimmed: None })
     }
 
     fn shrink(
@@ -126,7 +126,7 @@ impl Build<'_> {
                 draft
             }
         };
-        Ok(Made { draft, story })
+        Ok(Made { draft, story, trimmed: None })
     }
 
     /// Sets of layers worth trying for a plan.

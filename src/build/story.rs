@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
 use super::prune::Selection;
+use super::trim::Trimmed;
 use crate::distill::Comparison;
 use crate::model::decoder::Decoder;
 
@@ -30,6 +31,8 @@ pub enum Progress<'a> {
 pub struct Made {
     pub draft: Decoder,
     pub story: Story,
+    /// The draft over a part of the vocabulary, where that was asked for.
+    pub trimmed: Option<Trimmed>,
 }
 
 /// How a draft came about; what a stopped build keeps of it.
@@ -48,6 +51,8 @@ pub struct Story {
     /// Eigenvalues of the covariance of the normalised residual, the largest first.
     pub spectrum: Vec<f64>,
     pub calibration_tokens: usize,
+    /// Shares of texts' tokens that a trimmed vocabulary has: languages, and the calibration text.
+    pub coverage: Vec<(String, f64)>,
 }
 
 /// A shape that the search tried.
@@ -87,6 +92,7 @@ impl Story {
             influence: Vec::new(),
             spectrum: Vec::new(),
             calibration_tokens: 0,
+            coverage: Vec::new(),
         }
     }
 }

@@ -121,6 +121,10 @@ pub struct BuildArgs {
     /// Step size at the start of distillation.
     #[arg(long, default_value_t = TeachSettings::default().learning_rate, value_name = "R", requires = "distill")]
     pub learning_rate: f64,
+    /// Keep this many of the most used tokens, besides special ones and bytes. The draft gets a
+    /// tokenizer of its own; vLLM serves it with use_heterogeneous_vocab.
+    #[arg(long, value_name = "N")]
+    pub vocab: Option<usize>,
     /// Precision of the exported weights.
     #[arg(long, default_value = "bf16", value_parser = ["f32", "f16", "bf16"])]
     pub dtype: String,
@@ -174,6 +178,7 @@ impl BuildArgs {
             },
             distill: if self.distill { Some(self.teach()?) } else { None },
             prompts: self.prompts.as_deref().map_or(Ok(None), source)?,
+            vocab: self.vocab,
         })
     }
 

@@ -21,6 +21,8 @@ pub struct Reference {
     lm_head: Tensor,
     config: ModelConfig,
     answers: Vec<Answer>,
+    /// Whether a draft may propose a token; empty when it may propose all.
+    proposable: Vec<bool>,
 }
 
 struct Answer {
@@ -105,7 +107,17 @@ impl Reference {
                 outputs,
             });
         }
-        Ok(Self { lm_head, config, answers })
+        Ok(Self { lm_head, config, answers, proposable: Vec::new() })
+    }
+
+    /// Lets drafts that are compared from now on propose nothing but these tokens.
+    pub fn restrict(&mut self, tokens: impl Iterator<Item = u32>) {
+        self.proposable = vec![false; self.config.vocab_size];
+        for token in tokens {
+            if let Some(may) = self.proposable.get_mut(token as usize) {
+                *may = true;
+            }
+        }
     }
 
     /// The domains of the answers, sorted.
@@ -184,12 +196,12 @@ impl Reference {
             let (p, q) = (Values::of(&p)?, Values::of(&q)?);
             let width = self.config.vocab_size;
             let outputs = &answer.outputs[start..start + rows];
-            positions.par_extend(
-                p.par_chunks(width)
-                    .zip(q.par_chunks(width))
-                    .zip(outputs)
-                    .map(|((p, q), output)| Position::new(p, q, *output, temperature)),
-            );
+            positions.par_extend(p.par_chunks(width).zip(q.par_chunks(width)).zip(outputs).map(
+                |((p, q), output)| match self.proposable.as_slice() {
+                    [] => Position::new(p, q, *output, temperature),
+                    may => Position::new(p, &masked(q, may), *output, temperature),
+                },
+            ));
         }
         Ok(positions)
     }
@@ -199,6 +211,12 @@ impl Reference {
 fn predicting(decoder: &Decoder, ids: &Tensor, count: usize) -> Result<Tensor> {
     let time = ids.dim(1)?;
     decoder.hidden(ids)?.squeeze(0)?.narrow(0, time - count, count)?.contiguous()
+}
+
+/// Logits without those that may not be proposed.
+fn masked(logits: &[f32], may: &[bool]) -> Vec<f32> {
+    // Not −∞, which would pass for a broken draft.
+    logits.iter().zip(may).map(|(logit, may)| if *may { *logit } else { f32::MIN }).collect()
 }
 
 struct Position {
