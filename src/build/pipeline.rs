@@ -1,5 +1,6 @@
 //! The steps in order: read, shrink, distil, export.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use candle_core::Device;
@@ -95,7 +96,7 @@ impl Build<'_> {
             None => self.make(plans, &text, &reference)?,
         };
         if let Some(teach) = &self.settings.distill {
-            self.distil(teach, &mut made, &reference)?;
+            self.distil(teach, &mut made, &text.held_out, &reference)?;
         }
         if let Some(most_used) = self.settings.vocab {
             self.trim(most_used, &mut made, &text, reference)?;
@@ -166,10 +167,14 @@ impl Build<'_> {
         &mut self,
         teach: &TeachSettings,
         made: &mut Made,
+        held_out: &[Sample],
         reference: &Reference,
     ) -> Result<(), BuildError> {
         let source = self.settings.prompts.as_ref().or(self.settings.calibration.as_ref());
-        let corpus = self.corpus(source, teach.tokens)?;
+        let mut corpus = self.corpus(source, teach.tokens)?;
+        // Two sources, or two sizes of one, may hold the same prompt.
+        let judging: BTreeSet<&[u32]> = held_out.iter().map(|s| s.prompt_ids.as_slice()).collect();
+        corpus.prompts.retain(|prompt| !judging.contains(prompt.ids.as_slice()));
         if corpus.prompts.is_empty() {
             return Err(BuildError::NothingToLearn);
         }

@@ -32,8 +32,8 @@ pub fn card(target: &Target, draft: &Decoder, report: &Report) -> String {
          - Parameters: {:.1} M stored, {:.1} M read for each drafted token\n\
          - Shape: {}; the target's layers {:?}\n\
          - Tokenizer, position limits and rotary settings are the target's\n\
-         - Expected speed-up {:.2} with {} drafted tokens, if a step of the draft takes {:.3} of \
-         the target's\n\n\
+         - Expected speed-up {:.2} at draft length {}, if a step of the draft takes {:.3} of the \
+         target's\n\n\
          Measured on {} positions of held-out answers: how often the most likely tokens agree, \
          alpha (the mean of Σ min(p, q) at temperature 1), mean accepted length with \
          {NUM_SPECULATIVE_TOKENS} drafted tokens (bonus token included, greedy rule), and the \
@@ -59,6 +59,8 @@ const HEIGHT: f64 = 190.0;
 const LEFT: f64 = 40.0;
 const BASE: f64 = 160.0;
 const TOP: f64 = 14.0;
+/// Room that a layer's number takes.
+const LABEL: f64 = 18.0;
 
 /// A self-contained page: scores after each step, layer influence, spectrum, and what was learned
 /// and tried.
@@ -116,17 +118,27 @@ fn influence(report: &Report) -> Vec<Value> {
     let values = &report.story.influence;
     let most = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     let step = (WIDTH - LEFT) / values.len().max(1) as f64;
+    let last = values.len().saturating_sub(1);
+    let mut labelled = f64::NEG_INFINITY;
     values
         .iter()
         .enumerate()
         .map(|(layer, value)| {
+            let x = LEFT + layer as f64 * step;
+            let kept = report.story.selection.layers.contains(&layer);
+            // Numbers that would run into each other are left to the bars' titles.
+            let label = (kept || layer == 0 || layer == last) && x - labelled >= LABEL;
+            if label {
+                labelled = x;
+            }
             // The last block's influence dwarfs the others; the root keeps them visible.
             let height = (BASE - TOP) * (value.max(0.0) / most).sqrt();
             json!({
                 "layer": layer,
                 "value": value,
-                "kept": report.story.selection.layers.contains(&layer),
-                "x": LEFT + layer as f64 * step,
+                "kept": kept,
+                "label": label,
+                "x": x,
                 "y": BASE - height,
                 "width": 0.8 * step,
                 "height": height,

@@ -45,6 +45,7 @@ impl Build<'_> {
             _ => self.shrink(plans, text, reference)?,
         };
         if self.settings.distill.is_some() {
+            self.work.drop_folder(UNTAUGHT)?;
             export::keep(self.target, &made.draft, &self.work.join(UNTAUGHT))?;
             self.work.keep(STORY, &made.story)?;
         }
@@ -178,7 +179,7 @@ impl Build<'_> {
                 step: "search",
                 detail: format!(
                     "{plan}: {:.1} M parameters, latency ratio {ratio:.3}, expected speed-up \
-                     {speedup:.2} with {length} drafted tokens",
+                     {speedup:.2} at draft length {length}",
                     draft.config.parameters() as f64 / 1e6
                 ),
                 scores: Some(&scores),

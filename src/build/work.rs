@@ -83,6 +83,19 @@ impl WorkFolder {
         candle_core::safetensors::load(path, &Device::Cpu).ok()
     }
 
+    /// Removes a folder inside, if it is there: a build that was stopped before it said that the
+    /// folder is complete makes it again.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn drop_folder(&self, name: &str) -> Result<(), BuildError> {
+        let path = self.join(name);
+        if path.exists() {
+            std::fs::remove_dir_all(&path).map_err(|e| self.error(e))?;
+        }
+        Ok(())
+    }
+
     /// Removes everything.
     ///
     /// # Errors

@@ -150,8 +150,8 @@ fn print_report(args: &BuildArgs, report: &Report, seconds: f64) {
         return;
     }
     println!(
-        "\nexpected   {:.2} times the speed with {} drafted tokens, if a step of the draft takes \
-         {:.3} of the target's",
+        "\nexpected   {:.2} times the speed at draft length {}, if a step of the draft takes {:.3} \
+         of the target's",
         report.expected_speedup, report.num_speculative_tokens, report.latency_ratio
     );
     let output = args.output.clone().unwrap_or_default();
