@@ -12,6 +12,7 @@ use crate::hub::Target;
 use crate::model::Tokenizer;
 use crate::model::decoder::Decoder;
 
+mod merges;
 mod tokenizer;
 
 pub use tokenizer::{Kept, UNKNOWN};
