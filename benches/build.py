@@ -34,6 +34,8 @@ MODEL = ROOT / "target/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 TARGET_DIR = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 PROGRAM = TARGET_DIR / "debug/examples/build_bench"
 TORCH = ROOT / ".venv-vllm/bin/python"
+ENVIRONMENT = {**os.environ, "CANDLE_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+"""As da-build sets it for itself."""
 HELD_OUT = 24
 LAYERS = [0, 1, 8, 15, 22, 29]
 BASE = {"hidden": 288, "mlp": 768, "layers": LAYERS, "tokens": 36000}
@@ -91,7 +93,9 @@ def answers(name, temperature):
 
 
 def run(*args, stdin=None):
-    result = subprocess.run([PROGRAM, *args], input=stdin, stdout=subprocess.PIPE, text=True, check=True)
+    result = subprocess.run(
+        [PROGRAM, *args], input=stdin, stdout=subprocess.PIPE, text=True, check=True, env=ENVIRONMENT
+    )
     return result.stdout
 
 
@@ -138,7 +142,9 @@ def distil(result, inputs):
 def measured(command, stdin=None):
     """Wall time in seconds and peak memory in MiB of a child."""
     started = time.perf_counter()
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    child = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT
+    )
     child.stdin.write(stdin or "")
     child.stdin.close()
     _, status, usage = os.wait4(child.pid, 0)
@@ -190,7 +196,7 @@ def slicing(result, inputs, turns):
 
 
 def training(result, turns):
-    draft = BENCH / "distil.work/untaught"
+    draft = BENCH / "distil.work.partial/untaught"
     out = BENCH / "train.json"
     subprocess.run(
         [TORCH, ROOT / "benches/train.py", draft, "--turns", str(turns), "--out", out], check=True

@@ -248,7 +248,10 @@ fn slice_only(target: &Target, calibration: &[Sample], out: &str) {
     let variant: Value = serde_json::from_str(&text).unwrap();
     let started = Instant::now();
     let calibrated = Calibrated::new(target, calibration, usize::MAX);
+    let measured = started.elapsed().as_secs_f64();
     let draft = calibrated.drafts(target, &[variant]).swap_remove(0);
+    let healed = started.elapsed().as_secs_f64();
     export::keep(target, &draft, Path::new(out)).unwrap();
-    println!("{}", json!({"seconds": started.elapsed().as_secs_f64()}));
+    let written = started.elapsed().as_secs_f64();
+    println!("{}", json!({"statistics": measured, "healed": healed, "written": written}));
 }

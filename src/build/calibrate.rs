@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use candle_core::{D, Device, Tensor};
 use faer::Mat;
+use rayon::prelude::*;
 
 use super::BuildError;
 use super::linalg::{Gram, to_matrix};
-use super::stream::{Sight, Streamed, Walk};
+use super::stream::{Sight, Streamed, Walk, groups, together};
 use super::work::WorkFolder;
 use crate::distill::Sample;
 use crate::model::decoder::DecoderLayer;
@@ -183,10 +184,10 @@ impl<'a> Gathering<'a> {
             }
             Sight::Attended(window, attended) => {
                 let attended = window.pick(attended)?;
-                for (group, gram) in self.heads.iter_mut().enumerate() {
+                self.heads.par_iter_mut().enumerate().try_for_each(|(group, gram)| {
                     let width = gram.width();
-                    gram.add_inputs(&attended.narrow(1, group * width, width)?.contiguous()?)?;
-                }
+                    gram.add_inputs(&attended.narrow(1, group * width, width)?.contiguous()?)
+                })?;
             }
             Sight::Middle(x) => {
                 let mut site = std::mem::replace(&mut self.site, Gram::new(0, 0));
@@ -218,8 +219,11 @@ impl<'a> Gathering<'a> {
         windows: &[Window],
         residual: &[Tensor],
     ) -> Result<(), BuildError> {
-        for (window, x) in windows.iter().zip(residual) {
-            gram.add_inputs(&unit(&window.pick(x)?, self.config)?)?;
+        for at in groups(windows) {
+            let rows = together(&windows[at.clone()], &residual[at], |window, x| {
+                unit(&window.pick(x)?, self.config)
+            })?;
+            rows.iter().try_for_each(|rows| gram.add_inputs(rows))?;
         }
         Ok(())
     }
@@ -237,12 +241,12 @@ impl<'a> Gathering<'a> {
         before: &[Tensor],
         after: &[Tensor],
     ) -> Result<(), BuildError> {
-        let mut sum = 0.0;
-        for ((window, before), after) in windows.iter().zip(before).zip(after) {
+        let pairs: Vec<(&Tensor, &Tensor)> = before.iter().zip(after).collect();
+        let moved = together(windows, &pairs, |window, (before, after)| {
             let cosine = cosine(&window.pick(before)?, &window.pick(after)?)?.sum_all()?;
-            sum += window.rows.dim(0)? as f64 - f64::from(cosine.to_scalar::<f32>()?);
-        }
-        self.statistics.influence.push(sum);
+            Ok(window.rows.dim(0)? as f64 - f64::from(cosine.to_scalar::<f32>()?))
+        })?;
+        self.statistics.influence.push(moved.iter().sum());
         Ok(())
     }
 

@@ -9,6 +9,7 @@
 
 use candle_core::{D, Tensor};
 use faer::Mat;
+use rayon::prelude::*;
 
 use super::BuildError;
 use super::calibrate::{Window, unit};
@@ -16,7 +17,7 @@ use super::linalg::{Gram, to_matrix, to_tensor};
 use super::plan::Plan;
 use super::prune::Selection;
 use super::slice::{Projection, WriteMap};
-use super::stream::{Sight, Streamed, Walk};
+use super::stream::{Sight, Streamed, Walk, groups, together};
 use crate::model::ModelConfig;
 use crate::model::decoder::{Decoder, DecoderLayer, Linear};
 use crate::model::ops::RotaryTable;
@@ -152,21 +153,18 @@ impl<'a> Healing<'a> {
 
     fn mlp(&mut self, goal: &[Tensor]) -> Result<(), BuildError> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
-        let attended = self
-            .z
-            .iter()
-            .zip(&self.rotary)
-            .map(|(z, rotary)| Ok(open.layer.attend(z, &self.draft, rotary)?))
-            .collect::<Result<Vec<_>, BuildError>>()?;
+        let attended = together(&self.z, &self.rotary, |z, rotary| {
+            Ok(open.layer.attend(z, &self.draft, rotary)?)
+        })?;
         open.layer.o_proj = self.writer(&open.source.o_proj, &attended, goal)?;
-        for (z, attended) in self.z.iter_mut().zip(&attended) {
-            *z = open.layer.add_attended(z, attended, &self.draft)?;
-        }
+        self.z = together(&self.z, &attended, |z, attended| {
+            Ok(open.layer.add_attended(z, attended, &self.draft)?)
+        })?;
         drop(attended);
         let decoder = self.decoder(goal)?;
         self.project().read_mlp(&mut open.layer, &open.source, &decoder)?;
         let gate = |z: &Tensor| Ok(open.layer.gate(z, &self.draft)?);
-        open.gated = self.z.iter().map(gate).collect::<Result<_, BuildError>>()?;
+        open.gated = self.z.par_iter().map(gate).collect::<Result<_, BuildError>>()?;
         self.open = Some(open);
         Ok(())
     }
@@ -175,9 +173,9 @@ impl<'a> Healing<'a> {
     fn close(&mut self, goal: &[Tensor]) -> Result<(), BuildError> {
         let Some(mut open) = self.open.take() else { return Ok(()) };
         open.layer.down_proj = self.writer(&open.source.down_proj, &open.gated, goal)?;
-        for (z, gated) in self.z.iter_mut().zip(&open.gated) {
-            *z = open.layer.add_gated(z, gated, &self.draft)?;
-        }
+        self.z = together(&self.z, &open.gated, |z, gated| {
+            Ok(open.layer.add_gated(z, gated, &self.draft)?)
+        })?;
         self.layers.push(open.layer);
         Ok(())
     }
@@ -192,9 +190,14 @@ impl<'a> Healing<'a> {
     /// The best linear guess of the target's normalised state from the draft's: `(K, D)`.
     fn decoder(&self, goal: &[Tensor]) -> Result<Tensor, BuildError> {
         let mut gram = Gram::new(self.draft.hidden_size, self.target.hidden_size);
-        for ((window, z), goal) in self.windows.iter().zip(&self.z).zip(goal) {
-            let draft = unit(&window.pick(z)?, &self.draft)?;
-            gram.add(&draft, &unit(&window.pick(goal)?, self.target)?, None)?;
+        for at in groups(self.windows) {
+            let pairs: Vec<(&Tensor, &Tensor)> =
+                self.z[at.clone()].iter().zip(&goal[at.clone()]).collect();
+            let rows = together(&self.windows[at], &pairs, |window, (z, goal)| {
+                let draft = unit(&window.pick(z)?, &self.draft)?;
+                Ok((draft, unit(&window.pick(goal)?, self.target)?))
+            })?;
+            rows.iter().try_for_each(|(draft, goal)| gram.add(draft, goal, None))?;
         }
         let Patient { map, ridge, .. } = self.patient;
         to_tensor(&gram.ridge(&map.prior(), ridge.readers)?, map.tensor.device())
@@ -217,14 +220,20 @@ impl<'a> Healing<'a> {
         let Patient { map, ridge, .. } = self.patient;
         let prior: Mat<f64> = to_matrix(&source.weight.t()?.contiguous()?)? * &map.q;
         let mut gram = Gram::new(prior.nrows(), prior.ncols());
-        for (at, (window, goal)) in self.windows.iter().zip(goal).enumerate() {
-            let goal = window.pick(goal)?;
-            let mut missing = (map.project(&goal)? - window.pick(&self.z[at])?)?;
-            if let Some(bias) = &writer.bias {
-                missing = missing.broadcast_sub(bias)?;
-            }
-            let weights = (goal.sqr()?.mean_keepdim(D::Minus1)? + 1e-12)?.sqrt()?.recip()?;
-            gram.add(&window.pick(&inputs[at])?, &missing, Some(&weights))?;
+        for at in groups(self.windows) {
+            let places: Vec<usize> = at.clone().collect();
+            let rows = together(&self.windows[at], &places, |window, place| {
+                let goal = window.pick(&goal[*place])?;
+                let mut missing = (map.project(&goal)? - window.pick(&self.z[*place])?)?;
+                if let Some(bias) = &writer.bias {
+                    missing = missing.broadcast_sub(bias)?;
+                }
+                let weights = (goal.sqr()?.mean_keepdim(D::Minus1)? + 1e-12)?.sqrt()?.recip()?;
+                Ok((window.pick(&inputs[*place])?, missing, weights))
+            })?;
+            rows.iter().try_for_each(|(inputs, missing, weights)| {
+                gram.add(inputs, missing, Some(weights))
+            })?;
         }
         let fitted = gram.ridge(&prior, ridge.writers)?;
         writer.weight = to_tensor(&fitted, map.tensor.device())?.t()?.contiguous()?;

@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use candle_core::{D, Device, Tensor};
+use rayon::prelude::*;
 
 use super::BuildError;
 use super::calibrate::Window;
@@ -208,20 +209,53 @@ impl<'a> Walk<'a> {
         }
         let layer = self.target.layer(index)?;
         see(index, &layer, Sight::Input(&self.residual))?;
-        for (at, x) in self.residual.iter_mut().enumerate() {
-            let attended = layer.attend(x, config, &self.rotary[at])?;
-            see(index, &layer, Sight::Attended(&self.windows[at], &attended))?;
-            *x = layer.add_attended(x, &attended, config)?;
+        for at in groups(self.windows) {
+            let x = &self.residual[at.clone()];
+            let attended = together(x, &self.rotary[at.clone()], |x, rotary| {
+                Ok(layer.attend(x, config, rotary)?)
+            })?;
+            let next =
+                together(x, &attended, |x, attended| Ok(layer.add_attended(x, attended, config)?))?;
+            for (window, attended) in self.windows[at.clone()].iter().zip(&attended) {
+                see(index, &layer, Sight::Attended(window, attended))?;
+            }
+            self.residual.splice(at, next);
         }
         see(index, &layer, Sight::Middle(&self.residual))?;
-        for (at, x) in self.residual.iter_mut().enumerate() {
-            let gated = layer.gate(x, config)?;
-            see(index, &layer, Sight::Gated(&self.windows[at], &gated))?;
-            *x = layer.add_gated(x, &gated, config)?;
+        for at in groups(self.windows) {
+            let x = &self.residual[at.clone()];
+            let gated = x
+                .par_iter()
+                .map(|x| Ok(layer.gate(x, config)?))
+                .collect::<Result<Vec<_>, BuildError>>()?;
+            let next = together(x, &gated, |x, gated| Ok(layer.add_gated(x, gated, config)?))?;
+            for (window, gated) in self.windows[at.clone()].iter().zip(&gated) {
+                see(index, &layer, Sight::Gated(window, gated))?;
+            }
+            self.residual.splice(at, next);
         }
         self.depth += 1;
         Ok(true)
     }
+}
+
+/// Windows that are worked on at a time: one for each thread, so that what they need between two
+/// steps stays small.
+pub fn groups(windows: &[Window]) -> impl Iterator<Item = Range<usize>> {
+    let (count, size) = (windows.len(), rayon::current_num_threads());
+    (0..count).step_by(size).map(move |start| start..count.min(start + size))
+}
+
+/// Works on pairs, each on a thread of its own.
+///
+/// # Errors
+/// The first one of `work`.
+pub fn together<A: Sync, B: Sync, R: Send>(
+    left: &[A],
+    right: &[B],
+    work: impl Fn(&A, &B) -> Result<R, BuildError> + Sync,
+) -> Result<Vec<R>, BuildError> {
+    left.par_iter().zip(right).map(|(left, right)| work(left, right)).collect()
 }
 
 /// Hidden states after the final norm at the real positions of each window: `(N, D)`.

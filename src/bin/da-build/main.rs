@@ -3,6 +3,7 @@
 // A program talks to its user on stdout, and of its errors on stderr.
 #![allow(clippy::print_stdout, clippy::print_stderr)]
 
+use std::os::unix::process::CommandExt;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
@@ -15,7 +16,21 @@ mod making;
 /// Usage and configuration errors (`EX_USAGE`).
 const USAGE: u8 = 64;
 
+/// Threads of the tensor library. Windows of text are worked on side by side here; its own threads
+/// would meet at a barrier in every small operation.
+const TENSOR_THREADS: &str = "CANDLE_NUM_THREADS";
+
 fn main() -> ExitCode {
+    if std::env::var_os(TENSOR_THREADS).is_none()
+        && let Ok(program) = std::env::current_exe()
+    {
+        // The library reads it once, and setting it in a running process is not safe. When this
+        // returns, the program could not be started again, and goes on as it is.
+        let _ = std::process::Command::new(program)
+            .args(std::env::args_os().skip(1))
+            .env(TENSOR_THREADS, "1")
+            .exec();
+    }
     let args = match BuildArgs::try_parse() {
         Ok(args) => args,
         Err(error) => {
