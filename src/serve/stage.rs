@@ -9,7 +9,7 @@ use crate::model::runtime::Runtime;
 use crate::model::{DraftManifest, ModelConfig, Tokenizer, manifest};
 use crate::speculate::decode::Draft;
 use crate::speculate::translate::Translated;
-use crate::vocab::{TokenMap, VOCAB_FILE};
+use crate::vocab::TokenMap;
 
 /// A draft as this server runs it.
 pub(super) type ServedDraft = Draft<Translated<Runtime>>;
@@ -115,14 +115,11 @@ fn translation(
     if rows < ids {
         return Err(mismatch("vocab_size", &format!("at least {ids}"), &rows.to_string()));
     }
-    match std::fs::read(path.join(VOCAB_FILE)) {
-        Ok(table) => Ok(Some(TokenMap::new(&table, &draft.tokenizer, target)?)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            check_vocabulary(&draft.tokenizer, target)?;
-            Ok(None)
-        }
-        Err(error) => Err(DraftError::Unreadable(format!("{VOCAB_FILE}: {error}"))),
+    let table = TokenMap::of_folder(path, &draft.tokenizer, target)?;
+    if table.is_none() {
+        check_vocabulary(&draft.tokenizer, target)?;
     }
+    Ok(table)
 }
 
 /// Whether both tokenizers give every id the same meaning.

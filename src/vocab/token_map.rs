@@ -4,6 +4,8 @@
 //! no text is read again. One token of the draft stands for all that the target has besides.
 
 use std::collections::HashSet;
+use std::io::ErrorKind::{NotADirectory, NotFound};
+use std::path::Path;
 
 use crate::model::Tokenizer;
 
@@ -14,6 +16,8 @@ pub const VOCAB_FILE: &str = "da_vocab.json";
 /// Why a table cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenMapError {
+    #[error("{VOCAB_FILE} cannot be read: {0}")]
+    Read(std::io::Error),
     #[error("{VOCAB_FILE} is not a list of ids: {0}\nhint: build the draft again")]
     Syntax(serde_json::Error),
     #[error(
@@ -43,6 +47,23 @@ pub struct TokenMap {
 }
 
 impl TokenMap {
+    /// Reads the table of a draft folder; none where there is no such file.
+    ///
+    /// # Errors
+    /// See [`TokenMapError`].
+    pub fn of_folder(
+        folder: &Path,
+        draft: &Tokenizer,
+        target: &Tokenizer,
+    ) -> Result<Option<Self>, TokenMapError> {
+        match std::fs::read(folder.join(VOCAB_FILE)) {
+            Ok(json) => Self::new(&json, draft, target).map(Some),
+            // A model in one file is no folder.
+            Err(error) if matches!(error.kind(), NotFound | NotADirectory) => Ok(None),
+            Err(error) => Err(TokenMapError::Read(error)),
+        }
+    }
+
     /// Reads a table and holds it against both tokenizers: each pair is the same token.
     ///
     /// # Errors
@@ -86,6 +107,11 @@ impl TokenMap {
             }
         }
         Self { to_target, to_draft, unknown }
+    }
+
+    /// The target's ids of the tokens that the draft has, in the draft's order.
+    pub fn shared(&self) -> impl Iterator<Item = u32> {
+        self.to_target.iter().flatten().copied()
     }
 
     /// Number of the target's ids.

@@ -19,6 +19,7 @@ pub struct Kept {
     ids: Vec<Option<u32>>,
     places: HashMap<u32, u32>,
     unknown: String,
+    unknown_id: u32,
     adds_unknown: bool,
 }
 
@@ -72,22 +73,29 @@ impl Kept {
 
         let own = document.pointer("/model/unk_token").and_then(Value::as_str);
         let unknown = own.filter(|piece| pieces.contains_key(piece) || added.contains_key(piece));
-        if let Some(id) = unknown.and_then(|piece| pieces.get(piece).or(added.get(piece))) {
-            kept.insert(*id);
-        }
-        let adds_unknown = unknown.is_none();
+        let own = unknown.and_then(|piece| pieces.get(piece).or(added.get(piece))).copied();
+        kept.extend(own);
+        let adds_unknown = own.is_none();
         let unknown = unknown.unwrap_or(UNKNOWN).to_string();
-        let places = kept.iter().enumerate().map(|(new, old)| (*old, new as u32)).collect();
+        let places: HashMap<u32, u32> =
+            kept.iter().enumerate().map(|(new, old)| (*old, new as u32)).collect();
+        let unknown_id = own.and_then(|id| places.get(&id)).copied();
+        let unknown_id = unknown_id.unwrap_or(kept.len() as u32);
         let mut ids: Vec<Option<u32>> = kept.into_iter().map(Some).collect();
         if adds_unknown {
             ids.push(None);
         }
-        Ok(Self { document, ids, places, unknown, adds_unknown })
+        Ok(Self { document, ids, places, unknown, unknown_id, adds_unknown })
     }
 
     /// Old ids by new ones; none for a token that was added.
     pub fn ids(&self) -> &[Option<u32>] {
         &self.ids
+    }
+
+    /// The new id of the token for the rest.
+    pub fn unknown_id(&self) -> u32 {
+        self.unknown_id
     }
 
     /// Whether the token for the rest is a new one.
