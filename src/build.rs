@@ -72,6 +72,8 @@ pub enum BuildError {
     Vocabulary { target: usize, draft: usize },
     #[error("the vocabulary cannot be trimmed: {0}\nhint: leave --vocab out")]
     Trim(String),
+    #[error(transparent)]
+    Table(#[from] crate::vocab::TokenMapError),
     #[error("cannot distil: {0}")]
     Train(#[from] crate::distill::trainer::TrainError),
     #[error(

@@ -11,6 +11,7 @@ pub(crate) mod neural;
 pub mod policy;
 pub mod proposer;
 pub mod sampling;
+pub(crate) mod translate;
 pub mod verify;
 
 pub use neural::DraftSampleMethod;

@@ -7,6 +7,10 @@ use std::collections::{BTreeSet, HashSet};
 
 use crate::model::Tokenizer;
 
+mod token_map;
+
+pub use token_map::{TokenMap, TokenMapError, VOCAB_FILE};
+
 /// How a draft's tokenizer relates to its target's.
 #[derive(Debug, Clone, PartialEq)]
 pub enum VocabMatch {

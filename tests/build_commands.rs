@@ -203,6 +203,32 @@ fn a_padded_vocabulary_is_kept_and_is_no_reason_to_refuse() {
 }
 
 #[test]
+fn a_draft_over_a_part_of_the_vocabulary_is_inspected_and_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let (target, draft) = (path("tiny_llama"), folder.path().join("draft"));
+    let options = ["--es", "1", "--ls", "1", "--vocab", "20", "--dtype", "f32"];
+    let made = ["--model", text(&target), "--output", text(&draft), "--calibration-tokens", "1500"];
+    let made = da_build(&[&made[..], &options[..]].concat());
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+
+    let seen = da_build(&["inspect", text(&target), text(&draft)]);
+    let said = String::from_utf8_lossy(&seen.stdout);
+    assert_eq!(seen.status.code(), Some(0), "{said}");
+    assert!(said.contains("of the target's 288 tokens"), "{said}");
+    let pair = ["--target", text(&target), "--draft", text(&draft), "--max-prompts", "3", "--json"];
+    let measured = json(&da_build(&[&["eval"], &pair[..]].concat()));
+    let alpha = measured["rows"][0]["scores"]["alpha"].as_f64().unwrap();
+    assert!(alpha > 0.5 && alpha < 1.0, "{measured:#}");
+
+    // Another draft's table.
+    std::fs::write(draft.join("da_vocab.json"), "[5,null]").unwrap();
+    let seen = da_build(&["inspect", text(&target), text(&draft)]);
+    let said = String::from_utf8_lossy(&seen.stdout);
+    assert_eq!(seen.status.code(), Some(1), "{said}");
+    assert!(said.contains("da_vocab.json has 2 ids"), "{said}");
+}
+
+#[test]
 fn completions_and_usage() {
     for shell in ["bash", "zsh", "fish"] {
         let script = da_build(&["completions", shell]);

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use candle_core::{DType, Device, Tensor};
 use draft_adapter::build::generate::{Generation, answer};
 use draft_adapter::build::{self, BuildError, Request, Settings};
+use draft_adapter::distill::select::select;
 use draft_adapter::distill::trainer::{TrainSettings, Trainer};
-use draft_adapter::distill::{Loss, Sample};
+use draft_adapter::distill::{Loss, Sample, TopK};
 use draft_adapter::hub::Target;
 use draft_adapter::model::DraftManifest;
 use draft_adapter::model::decoder::Decoder;
@@ -189,6 +190,45 @@ fn low_rank_updates_train_and_are_merged() {
     resumed.export(&output, serde_json::json!({"version": "v000001"})).unwrap();
     let exported = Target::open(output.to_str().unwrap()).unwrap();
     assert!(exported.weights.names().iter().all(|name| !name.contains("lora")));
+}
+
+/// The positions that are left are those of the largest gap; a sample without any is passed over.
+#[test]
+fn selected_positions_are_learned_and_the_others_read_past() {
+    let folder = tempfile::tempdir().unwrap();
+    let draft = small_draft(folder.path());
+    let all = samples(16, 0.0);
+    let mut trainer = open(&draft, &folder.path().join("state"));
+    let before = trainer.decoder().unwrap();
+    train(&mut trainer, &all, 6);
+    let reference = trainer.decoder().unwrap();
+
+    let kept = |samples: &[Sample]| -> Vec<bool> {
+        samples.iter().flat_map(|s| s.teacher.iter().map(|row| !row.ids.is_empty())).collect()
+    };
+    let (mut some, mut again) = (all.clone(), all.clone());
+    select(&mut some, &before, &reference, 0.4, 512).unwrap();
+    let positions = kept(&all).len();
+    let chosen = kept(&some).iter().filter(|kept| **kept).count();
+    assert_eq!(chosen, (positions as f64 * 0.4).round() as usize);
+    // What is empty already is never chosen, and moves nothing else.
+    again[0].teacher[0] = TopK::default();
+    let lost = usize::from(kept(&some)[0]);
+    select(&mut again, &before, &reference, chosen as f64 / positions as f64, 512).unwrap();
+    let differ = kept(&some).iter().zip(kept(&again)).filter(|(a, b)| **a != *b).count();
+    assert_eq!(differ, 2 * lost);
+    // Against a draft that is no better anywhere, every gap is the same.
+    let mut none = all.clone();
+    select(&mut none, &before, &before, 1.0 / positions as f64, 512).unwrap();
+    assert_eq!(kept(&none).iter().filter(|kept| **kept).count(), 1);
+
+    let learned = trainer.state().tokens;
+    train(&mut trainer, &some, 1);
+    assert_eq!(trainer.state().tokens - learned, chosen as u64);
+    // All but one sample have nothing left.
+    let learned = trainer.state().tokens;
+    let losses = train(&mut trainer, &none, 1);
+    assert_eq!((trainer.state().tokens - learned, losses.len()), (1, 1));
 }
 
 #[test]

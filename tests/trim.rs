@@ -14,7 +14,7 @@ use draft_adapter::hub::Target;
 use draft_adapter::model::Tokenizer;
 use draft_adapter::model::decoder::Decoder;
 use golden::{path, target};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const TEXT: &str = "the then there thin this that these";
 
@@ -62,6 +62,59 @@ fn the_tokenizer_that_is_left_reads_and_writes_the_same() {
         assert_eq!(coverage(&whole, &all, TEXT).unwrap(), 1.0);
         assert!(coverage(&whole, kept.ids(), TEXT).unwrap() > 0.2);
     }
+}
+
+/// A vocabulary as conversions write it: every split of a token is a merge, by the left side's
+/// place. `abc` is read as `ab` and `c`, though `a` and `bc` is listed first.
+#[test]
+fn kept_tokens_are_reached_the_way_they_are_read() {
+    let pieces = ["a", "b", "c", "d", "e", "f", "ab", "abc", "cd", "bc", "ef", "def", "abcdef"];
+    let vocab: serde_json::Map<String, Value> =
+        pieces.iter().enumerate().map(|(id, piece)| (piece.to_string(), id.into())).collect();
+    let merges = [
+        ["a", "b"],
+        ["a", "bc"],
+        ["ab", "c"],
+        ["c", "d"],
+        ["b", "c"],
+        ["e", "f"],
+        ["d", "ef"],
+        ["abc", "def"],
+    ];
+    let json = json!({
+        "version": "1.0", "added_tokens": [],
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+    })
+    .to_string();
+    let counts = BTreeMap::from([(12, 5), (8, 3)]);
+    let kept = Kept::choose(json.as_bytes(), &counts, 2).unwrap();
+    let files = [("tokenizer.json".to_string(), json.into_bytes())];
+    let part = tokenizer_of(&kept.companions(&files, None).unwrap());
+    for (new, old) in kept.ids().iter().enumerate() {
+        let Some(old) = old else { continue };
+        let piece = pieces[*old as usize];
+        assert_eq!(part.encode(piece, false).unwrap(), [new as u32], "{piece}");
+    }
+    assert_eq!(part.token_id("bc"), None, "nothing passes through it");
+}
+
+#[test]
+fn the_number_that_was_asked_for_is_kept_whatever_was_seen() {
+    let json = std::fs::read(path("tiny_llama/tokenizer.json")).unwrap();
+    let whole = Tokenizer::from_bytes(&json).unwrap();
+    // Special tokens and bytes come first, 259 of them; the last merge needs two others.
+    let last = whole.vocab_size() as u32 - 1;
+    let ordinary = |most_used| {
+        let kept = Kept::choose(&json, &BTreeMap::from([(last, 9)]), most_used).unwrap();
+        let ids: Vec<u32> = kept.ids().iter().flatten().copied().collect();
+        ids.into_iter().filter(|id| *id >= 259).collect::<Vec<u32>>()
+    };
+    assert!(ordinary(0).is_empty());
+    assert!(ordinary(1).contains(&last));
+    let ten = ordinary(10);
+    assert!(ten.contains(&last) && ten.len() >= 10, "{ten:?}");
+    assert!((259..268).all(|id| ten.contains(&id)), "the first that were learned: {ten:?}");
+    assert_eq!(ordinary(1000).len(), whole.vocab_size() - 259);
 }
 
 #[test]

@@ -41,7 +41,7 @@ SHRINK = dict.fromkeys(MODELS, HALVES) | {
     "qwen2-own-shape": [*HALVES, "--heads", "0.5"],
     # A random model bears little before its draft is never right.
     "speculative": ["--mlp", "0.9"],
-    "trimmed": ["--mlp", "0.9", "--vocab", "100"],
+    "trimmed": ["--mlp", "0.9", "--vocab", "10"],
 }
 """What da-build is asked for."""
 

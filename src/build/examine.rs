@@ -11,11 +11,12 @@ use super::corpus::{self, Prompt, Wanted};
 use super::generate::{Generation, answer};
 use super::search::{CostModel, best_length, expected_speedup};
 use super::stream::{Streamed, reference};
-use super::{BuildError, pipeline};
+use super::{BuildError, pipeline, trim};
 use crate::distill::Comparison;
 use crate::hub::Target;
 use crate::model::decoder::Decoder;
 use crate::model::runtime::Runtime;
+use crate::vocab::TokenMap;
 
 /// What to measure.
 #[derive(Debug, Clone)]
@@ -62,7 +63,7 @@ pub struct Row {
 /// made, of the number that the first call announces as `(0, total)`.
 ///
 /// # Errors
-/// When something cannot be read, or the vocabularies differ in size.
+/// When something cannot be read, or the vocabularies differ in size and no table joins them.
 pub fn examine(
     target: &Target,
     draft: &Target,
@@ -70,7 +71,8 @@ pub fn examine(
     on_tokens: &mut dyn FnMut(usize, usize),
 ) -> Result<Examination, BuildError> {
     let (asked, drafted) = (&target.config, &draft.config);
-    if asked.vocab_size != drafted.vocab_size {
+    let table = TokenMap::of_folder(&draft.location, &draft.tokenizer, &target.tokenizer)?;
+    if table.is_none() && asked.vocab_size != drafted.vocab_size {
         return Err(BuildError::Vocabulary { target: asked.vocab_size, draft: drafted.vocab_size });
     }
     let mut rng = ChaCha8Rng::seed_from_u64(settings.seed);
@@ -103,10 +105,14 @@ pub fn examine(
         }
         samples.extend(answers);
     }
-    let reference = reference(Streamed::new(target), &samples, pipeline::WINDOW)?;
-    let decoder = Decoder::new(drafted, |name| {
+    let mut reference = reference(Streamed::new(target), &samples, pipeline::WINDOW)?;
+    let mut decoder = Decoder::new(drafted, |name| {
         draft.weights.tensor(name, &Device::Cpu).map_err(BuildError::from)
     })?;
+    if let Some(table) = &table {
+        reference.restrict(table.shared());
+        decoder = trim::over_target(&decoder, table, asked.vocab_size)?;
+    }
     let ratio =
         settings.latency_ratio.unwrap_or_else(|| settings.cost.latency_ratio(drafted, asked));
     let domains = reference.domains();

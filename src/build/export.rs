@@ -16,6 +16,7 @@ use crate::model::decoder::Decoder;
 use crate::model::draft_folder::DraftFolder;
 use crate::model::manifest::{DraftManifest, sha256_bytes};
 use crate::model::{Family, ModelConfig};
+use crate::vocab::VOCAB_FILE;
 
 /// Writes the finished draft to `settings.output`.
 ///
@@ -235,9 +236,6 @@ fn windows(target: &ModelConfig, draft: &ModelConfig, config: &mut Map<String, V
         }
     }
 }
-
-/// The target's id of each of a trimmed draft's ids; null for the token that stands for the rest.
-const VOCAB_FILE: &str = "da_vocab.json";
 
 /// The command that serves the draft with vLLM.
 fn vllm_command(target: &Target, settings: &Settings, made: &Made, length: usize) -> String {

@@ -7,7 +7,7 @@ use super::search::CostModel;
 use super::{BuildError, Plan, Request};
 use crate::hub::Target;
 use crate::model::{Family, ModelConfig, NormKind};
-use crate::vocab::{VocabMatch, compare};
+use crate::vocab::{TokenMap, VocabMatch, compare};
 
 /// A model's properties, and the shape that da-build gives its draft when nothing is asked for.
 ///
@@ -117,42 +117,23 @@ pub fn fit(target: &Target, draft: &Target) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut say = |verdict, what: String| findings.push(Finding { verdict, what });
     let (asked, drafted) = (&target.config, &draft.config);
-    let tokens = compare(&target.tokenizer, &draft.tokenizer);
-    let padding = asked.vocab_size.abs_diff(drafted.vocab_size);
-    match (padding, &tokens) {
-        (0, _) => say(Fit::Good, format!("both have {} rows of vocabulary", asked.vocab_size)),
-        (_, VocabMatch::Identical) => say(
-            Fit::Mind,
-            format!(
-                "compatible: same tokenizer, padding differs by {padding} ({} and {} rows); vLLM \
-                 compares the numbers, and a draft that da-build makes has the target's",
-                asked.vocab_size, drafted.vocab_size
-            ),
-        ),
-        _ => say(
-            Fit::Bad,
-            format!(
-                "the target has {} rows of vocabulary, the draft {}: vLLM and da-serve refuse the \
-                 pair, unless vLLM drafts across vocabularies (use_heterogeneous_vocab)",
-                asked.vocab_size, drafted.vocab_size
-            ),
-        ),
-    }
-    match tokens {
-        VocabMatch::Identical => say(Fit::Good, "every id is the same token in both".into()),
-        VocabMatch::IdenticalUpToSpecial(tokens) => {
-            say(Fit::Mind, format!("special tokens differ: {}", shorten(&tokens)));
+    let table = TokenMap::of_folder(&draft.location, &draft.tokenizer, &target.tokenizer);
+    let mut ends = asked.eos_token_ids.clone();
+    match &table {
+        Ok(Some(table)) => {
+            ends.iter_mut().for_each(|id| *id = table.to_draft(*id));
+            let what = format!(
+                "the draft has {} of the target's {} tokens: da-serve serves the pair, and vLLM \
+                 with use_heterogeneous_vocab",
+                table.shared().count(),
+                table.target_ids()
+            );
+            say(Fit::Good, what);
         }
-        VocabMatch::Different { overlap } => say(
-            Fit::Bad,
-            format!(
-                "the tokenizers differ; they share {:.1} % of the smaller vocabulary. vLLM does \
-                 not compare them, and every drafted token would be wrong",
-                100.0 * overlap
-            ),
-        ),
+        Ok(None) => fit_vocabulary(target, draft, &mut say),
+        Err(error) => say(Fit::Bad, error.to_string().replace('\n', "; ")),
     }
-    if drafted.eos_token_ids == asked.eos_token_ids {
+    if drafted.eos_token_ids == ends {
         say(Fit::Good, format!("both end with {:?}", asked.eos_token_ids));
     } else {
         let what = format!(
@@ -193,6 +174,46 @@ pub fn fit(target: &Target, draft: &Target) -> Vec<Finding> {
         format!("a step of the draft reads {:.1} % of the target's parameters", 100.0 * share);
     say(if share < 0.6 { Fit::Good } else { Fit::Mind }, what);
     findings
+}
+
+/// Whether a draft without a table of its own has the target's vocabulary.
+fn fit_vocabulary(target: &Target, draft: &Target, say: &mut impl FnMut(Fit, String)) {
+    let (asked, drafted) = (&target.config, &draft.config);
+    let tokens = compare(&target.tokenizer, &draft.tokenizer);
+    let padding = asked.vocab_size.abs_diff(drafted.vocab_size);
+    match (padding, &tokens) {
+        (0, _) => say(Fit::Good, format!("both have {} rows of vocabulary", asked.vocab_size)),
+        (_, VocabMatch::Identical) => say(
+            Fit::Mind,
+            format!(
+                "compatible: same tokenizer, padding differs by {padding} ({} and {} rows); vLLM \
+                 compares the numbers, and a draft that da-build makes has the target's",
+                asked.vocab_size, drafted.vocab_size
+            ),
+        ),
+        _ => say(
+            Fit::Bad,
+            format!(
+                "the target has {} rows of vocabulary, the draft {}: vLLM and da-serve refuse the \
+                 pair, unless vLLM drafts across vocabularies (use_heterogeneous_vocab)",
+                asked.vocab_size, drafted.vocab_size
+            ),
+        ),
+    }
+    match tokens {
+        VocabMatch::Identical => say(Fit::Good, "every id is the same token in both".into()),
+        VocabMatch::IdenticalUpToSpecial(tokens) => {
+            say(Fit::Mind, format!("special tokens differ: {}", shorten(&tokens)));
+        }
+        VocabMatch::Different { overlap } => say(
+            Fit::Bad,
+            format!(
+                "the tokenizers differ; they share {:.1} % of the smaller vocabulary. vLLM does \
+                 not compare them, and every drafted token would be wrong",
+                100.0 * overlap
+            ),
+        ),
+    }
 }
 
 fn shorten(tokens: &[String]) -> String {

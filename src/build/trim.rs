@@ -11,7 +11,9 @@ use super::BuildError;
 use crate::hub::Target;
 use crate::model::Tokenizer;
 use crate::model::decoder::Decoder;
+use crate::vocab::TokenMap;
 
+mod merges;
 mod tokenizer;
 
 pub use tokenizer::{Kept, UNKNOWN};
@@ -21,6 +23,8 @@ pub struct Trimmed {
     pub draft: Decoder,
     /// The target's id of each of the draft's ids; none for the token that stands for the rest.
     pub ids: Vec<Option<u32>>,
+    /// The draft's id of the token for the rest.
+    unknown: u32,
     /// Files in place of the target's.
     pub companions: Vec<(String, Vec<u8>)>,
 }
@@ -79,7 +83,7 @@ pub fn trim(
     };
     let eos = target.config.eos_token_ids.first().and_then(|id| target.tokenizer.piece(*id));
     let companions = kept.companions(&target.companions, eos)?;
-    Ok(Trimmed { draft: trimmed, ids: kept.ids().to_vec(), companions })
+    Ok(Trimmed { draft: trimmed, ids: kept.ids().to_vec(), unknown: kept.unknown_id(), companions })
 }
 
 /// `(1, K)`.
@@ -118,22 +122,8 @@ impl Trimmed {
     /// When a tensor computation fails.
     pub fn over_the_whole_vocabulary(&self, draft: &Decoder) -> Result<Decoder, BuildError> {
         let rows = draft.config.vocab_size;
-        let rest = self.ids.iter().position(Option::is_none).unwrap_or(0) as u32;
-        let mut places = vec![rest; rows];
-        for (new, old) in self.ids.iter().enumerate() {
-            if let Some(place) = old.and_then(|old| places.get_mut(old as usize)) {
-                *place = new as u32;
-            }
-        }
-        let places = Tensor::from_vec(places, rows, draft.embed_tokens.device())?;
-        let embed_tokens = self.draft.embed_tokens.index_select(&places, 0)?;
-        Ok(Decoder {
-            config: draft.config.clone(),
-            embed_tokens,
-            layers: draft.layers.clone(),
-            norm: draft.norm.clone(),
-            lm_head: draft.lm_head.clone(),
-        })
+        let map = TokenMap::with_unknown(self.ids.clone(), rows, self.unknown);
+        over_target(&self.draft, &map, rows)
     }
 
     /// Replaces the ids in a `config.json` that the target's carried over.
@@ -146,6 +136,30 @@ impl Trimmed {
             .collect();
         tokenizer::renumber_keys(config, &|id| place.get(&id).map(|new| *new as u64));
     }
+}
+
+/// A trimmed draft with `rows` rows of vocabulary, those of its target: what it lacks is read as
+/// the token for the rest. What it writes for these rows must not be looked at.
+///
+/// # Errors
+/// When a tensor computation fails.
+pub fn over_target(draft: &Decoder, map: &TokenMap, rows: usize) -> Result<Decoder, BuildError> {
+    let places: Vec<u32> = (0..rows as u32).map(|id| map.to_draft(id)).collect();
+    let places = Tensor::from_vec(places, rows, draft.embed_tokens.device())?;
+    let embed_tokens = draft.embed_tokens.index_select(&places, 0)?;
+    let lm_head = match draft.config.tie_word_embeddings {
+        true => embed_tokens.clone(),
+        false => draft.lm_head.index_select(&places, 0)?,
+    };
+    let mut config = draft.config.clone();
+    config.vocab_size = rows;
+    Ok(Decoder {
+        config,
+        embed_tokens,
+        layers: draft.layers.clone(),
+        norm: draft.norm.clone(),
+        lm_head,
+    })
 }
 
 /// Share of a text's tokens, as the target reads it, that a trimmed vocabulary has.

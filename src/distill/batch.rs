@@ -67,7 +67,9 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// Whether a sample can be learned from: it has a prompt and every output position is scored.
+/// Whether a sample can be learned from: it has a prompt, every output position is scored, and the
+/// teacher's opinion of one of them at least was kept.
 pub fn usable(sample: &Sample) -> bool {
-    !sample.prompt_ids.is_empty() && sample.is_scored()
+    let has_opinion = || sample.teacher.iter().any(|row| !row.ids.is_empty());
+    !sample.prompt_ids.is_empty() && sample.is_scored() && has_opinion()
 }

@@ -38,7 +38,7 @@ pub fn select(
     }
     let mut chosen = largest(&gaps, share).into_iter();
     for sample in samples.iter_mut().filter(|sample| usable(sample)) {
-        for row in &mut sample.teacher {
+        for row in sample.teacher.iter_mut().filter(|row| !row.ids.is_empty()) {
             if !chosen.next().unwrap_or(false) {
                 *row = TopK::default();
             }
@@ -57,7 +57,8 @@ pub fn largest(values: &[f32], share: f64) -> Vec<bool> {
     chosen
 }
 
-/// Forward KL of a draft at every output position of a sample; −∞ beyond the window.
+/// Forward KL of a draft at every position of a sample that the teacher has an opinion of; −∞
+/// beyond the window.
 fn losses(decoder: &Decoder, sample: &Sample, window: usize) -> Result<Vec<f32>> {
     let batch = Batch::new(&[sample], window, decoder.embed_tokens.device())?;
     let width = decoder.config.hidden_size;
@@ -75,7 +76,8 @@ fn losses(decoder: &Decoder, sample: &Sample, window: usize) -> Result<Vec<f32>>
                 }),
         );
     }
-    losses.resize(sample.output_ids.len(), f32::NEG_INFINITY);
+    let scored = sample.teacher.iter().filter(|row| !row.ids.is_empty()).count();
+    losses.resize(scored, f32::NEG_INFINITY);
     Ok(losses)
 }
 

@@ -43,6 +43,7 @@ pub struct Tokenizer {
     pieces: Vec<Option<Box<str>>>,
     ids: HashMap<Box<str>, u32>,
     special: HashSet<u32>,
+    unknown: Option<u32>,
     byte_level: bool,
 }
 
@@ -84,8 +85,10 @@ impl Tokenizer {
             .filter(|(_, token)| token.special)
             .map(|(id, _)| *id)
             .collect();
+        let unknown = document.pointer("/model/unk_token").and_then(Value::as_str);
+        let unknown = unknown.and_then(|piece| ids.get(piece).copied());
         let byte_level = bytes::is_byte_level(document.get("decoder").unwrap_or(&Value::Null));
-        Ok(Self { inner, json: json.to_vec(), pieces, ids, special, byte_level })
+        Ok(Self { inner, json: json.to_vec(), pieces, ids, special, unknown, byte_level })
     }
 
     /// The `tokenizer.json` that this tokenizer was read from, byte for byte.
@@ -141,6 +144,11 @@ impl Tokenizer {
     /// The id of a vocabulary string, for example of `<|im_end|>`.
     pub fn token_id(&self, piece: &str) -> Option<u32> {
         self.ids.get(piece).copied()
+    }
+
+    /// The token for text that the vocabulary cannot spell, where the model names one.
+    pub fn unknown_id(&self) -> Option<u32> {
+        self.unknown
     }
 
     /// Whether the id is a special token, which decoding may skip.

@@ -10,6 +10,7 @@ use tokio_util::task::TaskTracker;
 
 use super::engine::{EngineError, EngineHandle};
 use crate::speculate::decode::{Decoder, Draft};
+use crate::vocab::TokenMapError;
 
 /// Why a draft was not swapped in. The running one is untouched.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,8 @@ pub enum DraftError {
     Mismatch { what: String, expected: String, got: String },
     #[error("draft cannot be read: {0}")]
     Unreadable(String),
+    #[error("draft does not fit: {0}")]
+    Vocabulary(#[from] TokenMapError),
     #[error(transparent)]
     Engine(#[from] EngineError),
 }

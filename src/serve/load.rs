@@ -11,13 +11,12 @@ use super::drafts::{DraftError, DraftHandle};
 use super::engine::{Engine, EngineHandle, EngineSettings, pool};
 use super::http::{App, Defaults, Parts};
 use super::metrics::EngineMetrics;
-use super::stage::{Fitting, check_vocabulary, open, startup};
+use super::stage::{Fitting, ServedDraft, open, startup};
 use super::{ServeError, stage};
 use crate::config::serve::{NumSpeculativeTokens, RequestMetrics, ServeConfig};
 use crate::hub::Target;
 use crate::model::runtime::Runtime;
 use crate::model::{ModelConfig, Tokenizer};
-use crate::speculate::decode::Draft;
 use crate::speculate::neural::NeuralProposer;
 use crate::speculate::{CostCurve, DraftLength, Proposer};
 
@@ -32,7 +31,7 @@ const CATCH_UP: usize = 128;
 
 /// The draft as the server holds it, with what replaces must agree with.
 struct Drafting {
-    shared: Arc<ArcSwap<Draft<Runtime>>>,
+    shared: Arc<ArcSwap<ServedDraft>>,
     fitting: Fitting,
 }
 
@@ -118,17 +117,9 @@ fn open_draft(
     let read = || -> Result<Drafting, DraftError> {
         let path = stage::canonical(path)?;
         let draft = open(&path)?;
-        check_vocabulary(&draft.tokenizer, tokenizer)?;
-        if draft.config.vocab_size < tokenizer.vocab_size() {
-            return Err(DraftError::Mismatch {
-                what: "vocab_size".into(),
-                expected: format!("at least {}", tokenizer.vocab_size()),
-                got: draft.config.vocab_size.to_string(),
-            });
-        }
         let root = config.draft_root.as_deref().or(path.parent()).unwrap_or(&path);
         let fitting = Fitting::of(root, &draft)?;
-        let shared = Arc::new(ArcSwap::from_pointee(startup(&path, &draft)?));
+        let shared = Arc::new(ArcSwap::from_pointee(startup(&path, &draft, tokenizer)?));
         Ok(Drafting { shared, fitting })
     };
     read().map_err(ServeError::Draft)

@@ -8,6 +8,11 @@ use crate::hub::{Target, Weights};
 use crate::model::runtime::Runtime;
 use crate::model::{DraftManifest, ModelConfig, Tokenizer, manifest};
 use crate::speculate::decode::Draft;
+use crate::speculate::translate::Translated;
+use crate::vocab::TokenMap;
+
+/// A draft as this server runs it.
+pub(super) type ServedDraft = Draft<Translated<Runtime>>;
 
 /// What every draft of this server must agree with.
 pub(super) struct Fitting {
@@ -30,7 +35,7 @@ impl Fitting {
         path: &Path,
         version: Option<&str>,
         target_vocabulary: &Tokenizer,
-    ) -> Result<Draft<Runtime>, DraftError> {
+    ) -> Result<ServedDraft, DraftError> {
         let path = canonical(path)?;
         if !path.starts_with(&self.root) {
             return Err(DraftError::OutsideRoot {
@@ -44,8 +49,7 @@ impl Fitting {
         }
         let draft = open(&path)?;
         self.check(&draft)?;
-        check_vocabulary(&draft.tokenizer, target_vocabulary)?;
-        let model = load(&draft)?;
+        let model = load(&path, &draft, target_vocabulary)?;
         let version = version.map(str::to_owned).or(manifest_version);
         let version = version.unwrap_or_else(|| folder_name(&path));
         Ok(Draft { model, version, checksum, path })
@@ -83,10 +87,15 @@ impl Fitting {
 }
 
 /// Loads the draft that the server starts with; `path` is canonical.
-pub(super) fn startup(path: &Path, draft: &Target) -> Result<Draft<Runtime>, DraftError> {
+pub(super) fn startup(
+    path: &Path,
+    draft: &Target,
+    target_vocabulary: &Tokenizer,
+) -> Result<ServedDraft, DraftError> {
     let (version, checksum) = read_manifest(path)?;
     let version = version.unwrap_or_else(|| "startup".to_owned());
-    Ok(Draft { model: load(draft)?, version, checksum, path: path.to_path_buf() })
+    let model = load(path, draft, target_vocabulary)?;
+    Ok(Draft { model, version, checksum, path: path.to_path_buf() })
 }
 
 /// Opens a draft folder.
@@ -95,8 +104,26 @@ pub(super) fn open(path: &Path) -> Result<Target, DraftError> {
         .map_err(|error| DraftError::Unreadable(error.to_string()))
 }
 
+/// The table of the draft's ids where the folder has one; without it, both tokenizers must give
+/// every id the same meaning.
+fn translation(
+    path: &Path,
+    draft: &Target,
+    target: &Tokenizer,
+) -> Result<Option<TokenMap>, DraftError> {
+    let (rows, ids) = (draft.config.vocab_size, draft.tokenizer.vocab_size());
+    if rows < ids {
+        return Err(mismatch("vocab_size", &format!("at least {ids}"), &rows.to_string()));
+    }
+    let table = TokenMap::of_folder(path, &draft.tokenizer, target)?;
+    if table.is_none() {
+        check_vocabulary(&draft.tokenizer, target)?;
+    }
+    Ok(table)
+}
+
 /// Whether both tokenizers give every id the same meaning.
-pub(super) fn check_vocabulary(draft: &Tokenizer, target: &Tokenizer) -> Result<(), DraftError> {
+fn check_vocabulary(draft: &Tokenizer, target: &Tokenizer) -> Result<(), DraftError> {
     expect_equal("tokens in the vocabulary", &target.vocab_size(), &draft.vocab_size())?;
     for id in 0..target.vocab_size() as u32 {
         let (want, got) = (target.piece(id), draft.piece(id));
@@ -127,10 +154,16 @@ fn read_manifest(path: &Path) -> Result<(Option<String>, Option<String>), DraftE
     Ok((Some(manifest.version), Some(checksum)))
 }
 
-fn load(draft: &Target) -> Result<Runtime, DraftError> {
+fn load(
+    path: &Path,
+    draft: &Target,
+    target_vocabulary: &Tokenizer,
+) -> Result<Translated<Runtime>, DraftError> {
+    let map = translation(path, draft, target_vocabulary)?;
     // Also refuses values that are not finite.
-    Runtime::load(&draft.config, &draft.weights)
-        .map_err(|error| DraftError::Unreadable(error.to_string()))
+    let model = Runtime::load(&draft.config, &draft.weights)
+        .map_err(|error| DraftError::Unreadable(error.to_string()))?;
+    Ok(Translated { model, map })
 }
 
 fn shapes(weights: &Weights) -> BTreeMap<String, Vec<usize>> {

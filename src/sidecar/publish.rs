@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::versions::{FIRST_VERSION, Ledger, VersionState};
 use crate::model::manifest::{DraftManifest, MANIFEST_FILE, ManifestError, sha256_file};
+use crate::vocab::VOCAB_FILE;
 
 mod files;
 
@@ -38,6 +39,10 @@ pub enum FolderError {
         "no draft is given\nhint: make one with `da-build --model TARGET --output DIR` and pass it with --draft"
     )]
     NotGiven,
+    #[error(
+        "{path} has a vocabulary of its own ({VOCAB_FILE}), expected the target's: the sidecar does not learn on such a draft yet\nhint: build one without --vocab"
+    )]
+    OwnVocabulary { path: String },
     #[error(transparent)]
     Manifest(#[from] ManifestError),
     #[error("another sidecar uses {path}\nhint: stop it, or give this one its own --work-dir")]
@@ -51,7 +56,7 @@ impl FolderError {
 
     /// Whether the command line is at fault rather than the machine.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::NoDraft { .. } | Self::NotGiven)
+        matches!(self, Self::NoDraft { .. } | Self::NotGiven | Self::OwnVocabulary { .. })
     }
 }
 
@@ -331,6 +336,10 @@ pub fn check_draft(draft: &Path) -> Result<DraftManifest, FolderError> {
         if !draft.join(name).is_file() {
             return Err(no_draft(format!("it has no {name}")));
         }
+    }
+    // Teachers speak in the target's ids; read as the draft's they would teach it nonsense.
+    if draft.join(VOCAB_FILE).is_file() {
+        return Err(FolderError::OwnVocabulary { path: draft.display().to_string() });
     }
     let mut manifest = if draft.join(MANIFEST_FILE).is_file() {
         let manifest = DraftManifest::read(draft)?;

@@ -1,5 +1,5 @@
-//! What the engine needs of a model. Private: [`Runtime`] is the only implementation outside of
-//! tests, which use a fake whose every logit is known.
+//! What the engine needs of a model. Private: outside of tests, which use a fake whose every logit
+//! is known, there is only [`Runtime`], and what translates a draft's ids around it.
 
 use std::path::PathBuf;
 

@@ -26,8 +26,8 @@ pub struct CostCurve {
 impl CostCurve {
     /// Times both models in turns on a short context, `runs` times for each size: a draft's
     /// weights are then no more in the processor's cache than they are when it serves.
-    pub(crate) fn measure<D: Decoder>(
-        target: &D,
+    pub(crate) fn measure<T: Decoder, D: Decoder>(
+        target: &T,
         draft: Option<&D>,
         runs: usize,
     ) -> Result<Self, RuntimeError> {

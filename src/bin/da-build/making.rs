@@ -158,10 +158,6 @@ fn print_report(args: &BuildArgs, report: &Report, seconds: f64) {
     let output = output.display();
     println!("{output} written in {seconds:.0} s, with a report in report.html. Serve it with");
     println!("  {}", report.vllm_command);
-    if !story.coverage.is_empty() {
-        println!("It has a vocabulary of its own, which da-serve does not take yet.");
-        return;
-    }
     println!("or with");
     let model = args.model.as_deref().unwrap_or_default();
     println!("  da-serve --model {model} --draft {output}");

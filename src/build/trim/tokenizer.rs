@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde_json::{Map, Value, json};
 
 use super::super::BuildError;
+use super::merges::{Merges, parts};
 
 /// The token for everything that was dropped, where the tokenizer has none of its own.
 pub const UNKNOWN: &str = "<|unknown|>";
@@ -18,12 +19,13 @@ pub struct Kept {
     ids: Vec<Option<u32>>,
     places: HashMap<u32, u32>,
     unknown: String,
+    unknown_id: u32,
     adds_unknown: bool,
 }
 
 impl Kept {
-    /// The `most_used` most frequent tokens, all added and special tokens, all tokens for single
-    /// bytes, and what merges need to reach the others.
+    /// All added and special tokens, all tokens for single bytes, the `most_used` most frequent of
+    /// the others, and what merges need to reach those.
     ///
     /// # Errors
     /// When the tokenizer is not a BPE.
@@ -60,29 +62,40 @@ impl Kept {
         kept.extend(pieces.iter().filter(|(piece, _)| is_byte(piece)).map(|(_, id)| *id));
         let mut by_use: Vec<(&u32, &u64)> = counts.iter().collect();
         by_use.sort_by_key(|(id, count)| (std::cmp::Reverse(**count), **id));
-        let known: BTreeSet<u32> = pieces.values().copied().collect();
-        let used = by_use.into_iter().map(|(id, _)| *id).filter(|id| known.contains(id));
-        kept.extend(used.take(most_used));
-        close(&document, &pieces, &mut kept);
+        let others: BTreeSet<u32> =
+            pieces.values().copied().filter(|id| !kept.contains(id)).collect();
+        let seen = by_use.into_iter().map(|(id, _)| *id).filter(|id| others.contains(id));
+        // A text holds a few thousand tokens. Behind them come the others in the order in which
+        // the tokenizer learned them, which is that of their frequency in its own text.
+        let unseen = others.iter().copied().filter(|id| !counts.contains_key(id));
+        kept.extend(seen.chain(unseen).take(most_used));
+        Merges::new(&document, &pieces).close(&pieces, &mut kept);
 
         let own = document.pointer("/model/unk_token").and_then(Value::as_str);
         let unknown = own.filter(|piece| pieces.contains_key(piece) || added.contains_key(piece));
-        if let Some(id) = unknown.and_then(|piece| pieces.get(piece).or(added.get(piece))) {
-            kept.insert(*id);
-        }
-        let adds_unknown = unknown.is_none();
+        let own = unknown.and_then(|piece| pieces.get(piece).or(added.get(piece))).copied();
+        kept.extend(own);
+        let adds_unknown = own.is_none();
         let unknown = unknown.unwrap_or(UNKNOWN).to_string();
-        let places = kept.iter().enumerate().map(|(new, old)| (*old, new as u32)).collect();
+        let places: HashMap<u32, u32> =
+            kept.iter().enumerate().map(|(new, old)| (*old, new as u32)).collect();
+        let unknown_id = own.and_then(|id| places.get(&id)).copied();
+        let unknown_id = unknown_id.unwrap_or(kept.len() as u32);
         let mut ids: Vec<Option<u32>> = kept.into_iter().map(Some).collect();
         if adds_unknown {
             ids.push(None);
         }
-        Ok(Self { document, ids, places, unknown, adds_unknown })
+        Ok(Self { document, ids, places, unknown, unknown_id, adds_unknown })
     }
 
     /// Old ids by new ones; none for a token that was added.
     pub fn ids(&self) -> &[Option<u32>] {
         &self.ids
+    }
+
+    /// The new id of the token for the rest.
+    pub fn unknown_id(&self) -> u32 {
+        self.unknown_id
     }
 
     /// Whether the token for the rest is a new one.
@@ -261,36 +274,6 @@ pub fn renumber_keys(config: &mut Map<String, Value>, new: &dyn Fn(u64) -> Optio
             Some(value) => config.insert(key, value),
             None => config.remove(&key),
         };
-    }
-}
-
-/// Adds what the merges behind kept tokens are made of.
-fn close(document: &Value, pieces: &HashMap<&str, u32>, kept: &mut BTreeSet<u32>) {
-    let merges = document.pointer("/model/merges").and_then(Value::as_array);
-    let mut made_of: HashMap<u32, (u32, u32)> = HashMap::new();
-    for (left, right) in merges.into_iter().flatten().filter_map(parts) {
-        let product = pieces.get(format!("{left}{right}").as_str());
-        if let (Some(product), Some(left), Some(right)) =
-            (product, pieces.get(left), pieces.get(right))
-        {
-            // The first merge that makes a token is the one that is applied.
-            made_of.entry(*product).or_insert((*left, *right));
-        }
-    }
-    let mut open: Vec<u32> = kept.iter().copied().collect();
-    while let Some(id) = open.pop() {
-        if let Some((left, right)) = made_of.get(&id) {
-            open.extend([*left, *right].into_iter().filter(|part| kept.insert(*part)));
-        }
-    }
-}
-
-/// The two sides of a merge, which is a list of two or a text with a space between.
-fn parts(merge: &Value) -> Option<(&str, &str)> {
-    match merge {
-        Value::String(merge) => merge.split_once(' '),
-        Value::Array(pair) => Some((pair.first()?.as_str()?, pair.get(1)?.as_str()?)),
-        _ => None,
     }
 }
 

@@ -80,6 +80,10 @@ fn what_is_not_a_draft_is_refused_and_leaves_nothing() {
     std::fs::remove_file(source.join("model.safetensors")).unwrap();
     let error = work.import(&source).unwrap_err().to_string();
     assert!(error.contains("no safetensors file"), "{error}");
+    draft(&source, "zero");
+    std::fs::write(source.join(VOCAB_FILE), "[0,null]").unwrap();
+    let error = work.import(&source).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("--vocab"), "{error}");
     assert_eq!(work.next_number().unwrap(), 0);
     assert_eq!(work.remove_leftovers().unwrap(), 0);
 }

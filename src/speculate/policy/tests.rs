@@ -122,7 +122,7 @@ fn measuring_covers_every_size() {
     let curve = CostCurve::measure(&target, Some(&FakeDecoder::new(10, 1)), 2).unwrap();
     assert_eq!((curve.verify_ms.len(), curve.draft_ms.len()), (9, 9));
     assert_eq!(target.widest.load(std::sync::atomic::Ordering::Relaxed), 64);
-    assert!(CostCurve::measure(&target, None, 1).unwrap().draft_ms.is_empty());
+    assert!(CostCurve::measure(&target, None::<&FakeDecoder>, 1).unwrap().draft_ms.is_empty());
 }
 
 #[test]
